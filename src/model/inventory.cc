@@ -11,6 +11,9 @@ namespace {
 
 constexpr int64_t kGroup = 32;  // elements that share one scale, along a row and (FP8 linears) along a column
 
+// Where counts of elements end: more than any disk holds, and bytes of a tensor still fit 63 bits.
+constexpr int64_t kMaxElements = int64_t{1} << 60;
+
 // Appends tensors of one layer (or of no layer) to the list.
 class Builder {
  public:
@@ -252,7 +255,9 @@ std::string_view class_name(Class tensor_class) {
 
 int64_t TensorSpec::num_elements() const {
   int64_t count = 1;
-  for (const int64_t extent : shape) count *= extent;
+  for (const int64_t extent : shape) {
+    if (__builtin_mul_overflow(count, extent, &count) || count > kMaxElements) return kMaxElements;
+  }
   return count;
 }
 

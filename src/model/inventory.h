@@ -37,10 +37,10 @@ struct TensorSpec {
   Dtype dtype = Dtype::kBF16;
   std::vector<int64_t> shape;
   Class tensor_class = Class::kEmbed;
-  int layer_idx = -1;         // backbone then draft numbering; -1 outside a layer
-  bool scale = false;         // a scale plane: bytes, but no parameters
-  bool draft_expert = false;  // routed expert of a draft layer
-  int64_t num_elements() const;
+  int layer_idx = -1;            // backbone then draft numbering; -1 outside a layer
+  bool scale = false;            // a scale plane: bytes, but no parameters
+  bool draft_expert = false;     // routed expert of a draft layer
+  int64_t num_elements() const;  // at most 2^60, which stands for all larger products
   int64_t num_bytes() const { return num_elements() * dtype_bytes(dtype); }
   int64_t num_parameters() const;  // FP4 counts two a byte, scales count none
 };

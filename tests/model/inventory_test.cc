@@ -106,6 +106,15 @@ TEST(Inventory, one_draft_layer_has_both_ends_of_the_draft) {
   EXPECT_TRUE(any_name_has(geometry, "mtp.0.confidence_head.proj.weight"));
 }
 
+TEST(Inventory, sizes_beyond_63_bits_stop_at_a_limit) {
+  Geometry geometry = named_geometry("micro").value();
+  geometry.num_attention_heads = geometry.head_dim = geometry.q_lora_rank = INT32_MAX;
+  for (const TensorSpec& spec : tensor_inventory(geometry)) {
+    EXPECT_GT(spec.num_bytes(), 0) << spec.name;
+    if (spec.name == "layers.0.attn.wq_b.weight") EXPECT_EQ(spec.num_elements(), int64_t{1} << 60);
+  }
+}
+
 TEST(Inventory, names_are_unique) {
   std::set<std::string> names;
   for (const TensorSpec& spec : tensor_inventory(named_geometry("clone40").value())) {

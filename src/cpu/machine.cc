@@ -1,0 +1,157 @@
+// Region stores, tags and the context's access to them (cpu/machine.h, cpu/context.h).
+#include "cpu/machine.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/context.h"
+
+namespace monostep::cpu {
+
+using program::Region;
+using program::Scope;
+
+RegionStore::RegionStore(const program::Layout& layout) {
+  for (int idx = 0; idx < program::kNumRegions; ++idx) {
+    const auto region = static_cast<Region>(idx);
+    std::vector<Copy>& list = copies_.emplace_back(static_cast<size_t>(layout.num_copies(region)));
+    const auto granules = static_cast<size_t>(layout.num_granules(region));
+    for (Copy& copy : list) {
+      copy.words.resize(static_cast<size_t>(layout.region_words(region)));
+      copy.tags = std::vector<std::atomic<uint32_t>>(granules);
+    }
+    granule_words_.push_back(granules == 0 ? 0 : layout.region_words(region) / static_cast<int64_t>(granules));
+  }
+}
+
+void RegionStore::poison() {
+  for (std::vector<Copy>& list : copies_) {
+    for (Copy& copy : list) std::fill(copy.words.begin(), copy.words.end(), std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
+Band::Band(const model::Geometry& geometry, const model::Shard& shard, const program::Shape& shape, int num_ctas)
+    : layout(geometry, shard, shape), plan(layout, num_ctas) {
+  for (int rank = 0; rank < shard.tp; ++rank) regions.push_back(std::make_unique<RegionStore>(layout));
+  const program::Program& program = layout.program();
+  const auto num_calls = static_cast<int>(program.calls.size());
+  std::array<int, program::kNumRegions> none;
+  none.fill(-1);
+  writers.assign(program.calls.size(), none);
+  copies = writers;
+  last_readers = writers;
+  auto readers_of = writers;  // [call] last call that reads its content
+  for (int call_idx = 0; call_idx < num_calls; ++call_idx) {
+    const program::Call& call = program.calls[static_cast<size_t>(call_idx)];
+    for (size_t idx = 0; idx < program::kNumRegions; ++idx) {
+      const auto region = static_cast<Region>(idx);
+      if ((call.reads & program::bit(region)) != 0) {
+        const int writer = program::writer_of(program, geometry, region, call_idx);
+        writers[static_cast<size_t>(call_idx)][idx] = writer;
+        if (writer >= 0) readers_of[static_cast<size_t>(writer)][idx] = call_idx;
+      }
+      if ((call.writes & program::bit(region)) == 0) continue;
+      const int copy = program::copy_of(program, geometry, region, call);
+      copies[static_cast<size_t>(call_idx)][idx] = copy;
+      for (int earlier = call_idx - 1; earlier >= 0; --earlier) {
+        if (copies[static_cast<size_t>(earlier)][idx] != copy) continue;
+        last_readers[static_cast<size_t>(call_idx)][idx] = readers_of[static_cast<size_t>(earlier)][idx];
+        break;
+      }
+    }
+  }
+}
+
+std::string region_name(Region region) { return std::string(program::decl(region).name); }
+
+std::string call_name(const program::Program& program, int call_idx) {
+  const program::Call& call = program.calls[static_cast<size_t>(call_idx)];
+  const std::string name(program::decl(call.stage).name);
+  return call.layer < 0 ? name : name + " layer " + std::to_string(call.layer);
+}
+
+namespace {
+
+uint32_t tag_of(const Machine& machine, int call_idx) { return machine.plan().tag(machine.inputs->epoch, call_idx); }
+
+int copy_written(const Machine& machine, int call_idx, Region region) {
+  return machine.band->copies[static_cast<size_t>(call_idx)][static_cast<size_t>(region)];
+}
+
+bool has_task(const Machine& machine, int call_idx, int cta) {
+  const program::CallPlan& plan = machine.plan().calls()[static_cast<size_t>(call_idx)];
+  const int num_ctas = machine.plan().num_ctas();
+  return (cta - plan.first_cta + num_ctas) % num_ctas < plan.num_tasks;
+}
+
+}  // namespace
+
+int ContextBase::serving_call(Region region) const {
+  const int writer = machine_.band->writers[static_cast<size_t>(where_.call_idx)][static_cast<size_t>(region)];
+  CHECK(writer >= 0, "a region that nobody wrote before this call");
+  return writer;
+}
+
+bool ContextBase::poll_granule(Region region, int granule, int writer) {
+  const int copy = copy_written(machine_, writer, region);
+  RegionStore& store = *machine_.ranks[static_cast<size_t>(where_.rank)].regions;
+  const Wait wait{region, copy, granule, tag_of(machine_, writer), where_.rank, where_.cta, where_.call_idx};
+  return machine_.waiter->wait(store.tag(region, copy, granule), wait);
+}
+
+const float* ContextBase::read_copy(Region region, int writer) const {
+  return machine_.ranks[static_cast<size_t>(where_.rank)].regions->data(region, copy_written(machine_, writer, region));
+}
+
+float* ContextBase::write_copy(Region region) {
+  check_overwrite(region);
+  const int copy = copy_written(machine_, where_.call_idx, region);
+  return machine_.ranks[static_cast<size_t>(where_.rank)].regions->data(region, copy);
+}
+
+// Every reader of the content that this call replaces must be done, on every rank that the region reaches.
+void ContextBase::check_overwrite(Region region) {
+  if (machine_.finished.empty() || (checked_ & program::bit(region)) != 0) return;
+  checked_ |= program::bit(region);
+  const int reader = machine_.band->last_readers[static_cast<size_t>(where_.call_idx)][static_cast<size_t>(region)];
+  if (reader < 0) return;
+  const bool all_ranks = program::decl(region).scope == Scope::kAllRanks;
+  const int num_ctas = machine_.plan().num_ctas();
+  for (int rank = 0; rank < machine_.num_ranks(); ++rank) {
+    if (!all_ranks && rank != where_.rank) continue;
+    for (int cta = 0; cta < num_ctas; ++cta) {
+      if (!has_task(machine_, reader, cta)) continue;
+      if (machine_.finished[static_cast<size_t>(rank * num_ctas + cta)].load() > reader) continue;
+      if (machine_.violation.empty()) {
+        machine_.violation = region_name(region) + ": " + call_name(machine_.program(), where_.call_idx) +
+                             " overwrites what " + call_name(machine_.program(), reader) + " has not read on rank " +
+                             std::to_string(rank) + " CTA " + std::to_string(cta);
+      }
+      machine_.aborted = true;
+    }
+  }
+}
+
+void ContextBase::put_granule(Region region, int granule) {
+  const int copy = copy_written(machine_, where_.call_idx, region);
+  RegionStore& own = *machine_.ranks[static_cast<size_t>(where_.rank)].regions;
+  const bool first = where_.rank == 0 && granule == 0;
+  uint32_t tag = tag_of(machine_, where_.call_idx);
+  if (first && machine_.fault.drop_put_call == where_.call_idx) return;
+  if (first && machine_.fault.wrong_tag_call == where_.call_idx) {
+    tag = machine_.plan().tag(machine_.inputs->epoch - 1, where_.call_idx);
+  }
+  const bool push = program::decl(region).scope == Scope::kAllRanks && machine_.fault.rank_scope_call != where_.call_idx;
+  for (int rank = 0; push && rank < machine_.num_ranks(); ++rank) {
+    if (rank == where_.rank) continue;
+    RegionStore& peer = *machine_.ranks[static_cast<size_t>(rank)].regions;
+    const int64_t words = own.granule_words(region);
+    std::memcpy(peer.data(region, copy) + granule * words, own.data(region, copy) + granule * words,
+                static_cast<size_t>(words) * sizeof(float));
+    peer.tag(region, copy, granule).store(tag, std::memory_order_release);
+  }
+  own.tag(region, copy, granule).store(tag, std::memory_order_release);
+  machine_.waiter->put_happened();
+}
+
+}  // namespace monostep::cpu

@@ -1,0 +1,47 @@
+// The two tables of stages and regions are complete and agree with each other.
+#include "program/stage.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string_view>
+
+namespace monostep::program {
+namespace {
+
+TEST(Stages, every_stage_and_region_has_its_own_name) {
+  std::set<std::string_view> stages, regions;
+  for (const StageDecl& stage : kStages) stages.insert(stage.name);
+  for (const RegionDecl& region : kRegions) regions.insert(region.name);
+  EXPECT_EQ(stages.size(), static_cast<size_t>(kNumStages));
+  EXPECT_EQ(regions.size(), static_cast<size_t>(kNumRegions));
+  EXPECT_FALSE(stages.contains("") || regions.contains(""));
+}
+
+TEST(Stages, a_region_is_written_by_its_writer_and_by_no_other) {
+  for (int region_idx = 0; region_idx < kNumRegions; ++region_idx) {
+    const auto region = static_cast<Region>(region_idx);
+    for (int stage_idx = 0; stage_idx < kNumStages; ++stage_idx) {
+      const auto stage = static_cast<Stage>(stage_idx);
+      EXPECT_EQ(may_write(stage, region), decl(region).writer == stage) << decl(region).name << " " << decl(stage).name;
+    }
+  }
+}
+
+TEST(Stages, what_is_polled_whole_is_also_declared_as_read) {
+  for (const StageDecl& stage : kStages) EXPECT_EQ(stage.reads_all & ~stage.reads, 0u) << stage.name;
+}
+
+TEST(Stages, may_read_follows_the_table) {
+  EXPECT_TRUE(may_read(Stage::kWoB, Region::kOaPart));
+  EXPECT_FALSE(may_read(Stage::kWoB, Region::kAttnOut));
+  EXPECT_FALSE(may_read(Stage::kEngramKv, Region::kEngramKvOut));
+}
+
+TEST(Stages, selections_and_ids_are_compared_bit_for_bit) {
+  for (const RegionDecl& region : kRegions)
+    EXPECT_EQ(region.compare == Compare::kBits, region.word == Word::kI32) << region.name;
+}
+
+}  // namespace
+}  // namespace monostep::program
