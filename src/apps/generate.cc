@@ -96,7 +96,7 @@ Result<std::vector<std::vector<int32_t>>> read_prompts(const GenerateOptions& op
   std::vector<std::string> texts = options.prompts;
   for (const std::string& file : options.prompt_files) {
     Result<std::string> text = read_text_file(file, kMaxPromptBytes);
-    if (!text.ok()) return Error{Code::kInvalidArgument, text.error().message(), "--prompt-file"};
+    if (!text.ok()) return Error{Code::kInvalidArgument, text.error().text, "--prompt-file " + file};
     texts.push_back(std::move(text).value());
   }
   for (const std::string& text : texts) {
@@ -104,6 +104,10 @@ Result<std::vector<std::vector<int32_t>>> read_prompts(const GenerateOptions& op
     if (prompts.back().empty()) prompts.back() = {job.geometry.bos_token_id};  // a text starts from nothing
   }
   return prompts;
+}
+
+int64_t positions_of(const engine::Request& request) {
+  return static_cast<int64_t>(request.prompt.size()) + request.max_tokens;
 }
 
 // The context: as asked, else what the longest request needs, within the model's.
@@ -115,7 +119,7 @@ Result<int> settle_context(const GenerateOptions& options, const std::vector<eng
   }
   int64_t needed = 0;
   for (const engine::Request& request : requests) {
-    needed = std::max(needed, static_cast<int64_t>(request.prompt.size()) + request.max_tokens);
+    needed = std::max(needed, positions_of(request));
   }
   return static_cast<int>(std::min<int64_t>(round_up<int64_t>(needed, program::kPageTokens), most));
 }
@@ -128,7 +132,10 @@ Status settle_limits(const GenerateOptions& options, Job& job) {
   limits.num_slots = static_cast<int>(job.requests.size());
   limits.chunk = options.chunk;
   TRY_ASSIGN(limits.max_context, settle_context(options, job.requests, geometry.max_position_embeddings));
-  limits.num_pages = limits.num_slots * kv::PageAllocator::pages_for(limits.max_context);
+  for (const engine::Request& request : job.requests) {
+    const auto num_positions = std::min<int64_t>(positions_of(request), limits.max_context);
+    limits.num_pages += kv::PageAllocator::pages_for(static_cast<int>(num_positions));
+  }
   for (const engine::Request& request : job.requests) {
     const Status fits = engine::check_fits(request, limits);
     if (!fits.ok()) return name_option(fits.error(), options);

@@ -31,8 +31,13 @@ void declare_inputs(CLI::App& command, GenerateOptions& options) {
                 "prompt as ids, separated by spaces or commas; 2 to 8 of them are served together");
 }
 
-// CLI11 reads -1 as the largest unsigned number.
-std::string not_negative(const std::string& text) { return text.starts_with('-') ? text + " is negative" : ""; }
+// CLI11 takes -1 and 2^64 for the largest unsigned number.
+std::string check_seed(const std::string& text) {
+  uint64_t seed = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  const bool whole = code == std::errc() && end == text.data() + text.size();
+  return whole ? "" : fmt::format("\"{}\" is not a number from 0 to 2^64 - 1", text);
+}
 
 void declare_sampling(CLI::App& command, engine::Request& request) {
   command.add_option("-n,--max-tokens", request.max_tokens, "tokens to generate")->capture_default_str();
@@ -45,7 +50,7 @@ void declare_sampling(CLI::App& command, engine::Request& request) {
   command
       .add_option("--min-p", request.sampling.min_p, "draw from tokens at least this likely beside the best; 0: off")
       ->capture_default_str();
-  command.add_option("-s,--seed", request.sampling.seed, "of the noise")->check(not_negative)->capture_default_str();
+  command.add_option("-s,--seed", request.sampling.seed, "of the noise")->check(check_seed)->capture_default_str();
 }
 
 Error refusal(const char* option, std::string text) { return Error{Code::kInvalidArgument, std::move(text), option}; }

@@ -13,18 +13,15 @@ namespace {
 
 using program::kTile;
 
-// One version of a hot function per instruction set, picked at load. Contraction is off and lanes are fixed, so all give the same
-// bits. Sanitizers cannot run the picker, which is called before they start.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
-#define MONOSTEP_CLONES
-#else
-#define MONOSTEP_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-
-typedef float Lanes __attribute__((vector_size(kTile * sizeof(float))));
+// Vectors of the base instruction set: the compiler keeps them in registers on every x86-64, and lanes never depend on the machine.
+constexpr int kLanes = 4;
+constexpr int kVectors = kTile / kLanes;  // of a tile
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Words __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef int16_t Halves __attribute__((vector_size(16)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
 
 constexpr int kGroup = 32;
-constexpr int kRowsAtOnce = 4;
 
 int code_bytes(Kind kind, int64_t elements) {
   switch (kind) {
@@ -36,126 +33,133 @@ int code_bytes(Kind kind, int64_t elements) {
   return 0;
 }
 
-__attribute__((always_inline)) inline void decode_fp8(const uint8_t* codes, int count, float* out) {
+// Sixteen bytes widened to 32 bits, in order.
+__attribute__((always_inline)) inline void widen(const Bytes& bytes, Words* out) {
+  const Bytes zero = {};
+  const auto low = reinterpret_cast<Halves>(__builtin_shuffle(bytes, zero, Bytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}));
+  const auto high =
+      reinterpret_cast<Halves>(__builtin_shuffle(bytes, zero, Bytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}));
+  const Halves none = {};
+  const Halves first = {0, 8, 1, 9, 2, 10, 3, 11};
+  const Halves second = {4, 12, 5, 13, 6, 14, 7, 15};
+  out[0] = reinterpret_cast<Words>(__builtin_shuffle(low, none, first));
+  out[1] = reinterpret_cast<Words>(__builtin_shuffle(low, none, second));
+  out[2] = reinterpret_cast<Words>(__builtin_shuffle(high, none, first));
+  out[3] = reinterpret_cast<Words>(__builtin_shuffle(high, none, second));
+}
+
+// A format whose exponent and mantissa, moved into an fp32 and rebiased, are the value; a subnormal is decoded one binade up with an
+// implicit one that is worth `correction`, which is taken off again.
+struct CodeFormat {
+  int32_t implicit;
+  int mantissa_shift;
+  int32_t bias;
+  float correction;
+};
+constexpr CodeFormat kE4m3{8, 20, 120 << 23, 0x1p-6f};
+constexpr CodeFormat kE2m1{2, 22, 126 << 23, 1.0f};
+
+// `sign` has bit 31 alone.
+template <const CodeFormat& Format>
+__attribute__((always_inline)) inline Lanes decode_lanes(const Words& magnitude, const Words& sign) {
+  const Words subnormal = magnitude < Format.implicit;
+  const Words bits = ((magnitude | (subnormal & Format.implicit)) << Format.mantissa_shift) + Format.bias;
+  const Words correction = subnormal & std::bit_cast<int32_t>(Format.correction);
+  const Lanes value = reinterpret_cast<Lanes>(bits) - reinterpret_cast<Lanes>(correction);
+  return reinterpret_cast<Lanes>(reinterpret_cast<Words>(value) ^ sign);
+}
+
+inline void decode_fp8(const uint8_t* codes, int count, Lanes* out) {
   for (int k_idx = 0; k_idx < count; ++k_idx) {
-    for (int lane = 0; lane < kTile; ++lane) {
-      const uint32_t code = codes[k_idx * kTile + lane];
-      const uint32_t magnitude = code & 0x7fu;
-      const bool subnormal = magnitude < 8;
-      // A subnormal is decoded one binade up and the implicit one taken off again.
-      const uint32_t bits = ((subnormal ? magnitude | 8u : magnitude) << 20) + (120u << 23);
-      const float value = std::bit_cast<float>(bits) - (subnormal ? 0x1p-6f : 0.0f);
-      out[k_idx * kTile + lane] = (code & 0x80u) ? -value : value;
+    Bytes bytes;
+    std::memcpy(&bytes, codes + k_idx * kTile, sizeof(bytes));
+    Words code[kVectors];
+    widen(bytes, code);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      out[k_idx * kVectors + vector] = decode_lanes<kE4m3>(code[vector] & 0x7f, (code[vector] >> 7) << 31);
     }
   }
 }
 
-__attribute__((always_inline)) inline float nibble_value(uint32_t code) {
-  const uint32_t magnitude = code & 7u;
-  const bool subnormal = magnitude < 2;
-  const uint32_t bits = ((subnormal ? magnitude | 2u : magnitude) << 22) + (126u << 23);
-  const float value = std::bit_cast<float>(bits) - (subnormal ? 1.0f : 0.0f);
-  return (code & 8u) ? -value : value;
-}
-
-__attribute__((always_inline)) inline void decode_fp4(const uint8_t* codes, int count, float* out) {
+inline void decode_fp4(const uint8_t* codes, int count, Lanes* out) {
   for (int pair = 0; pair < count / 2; ++pair) {
-    for (int lane = 0; lane < kTile; ++lane) {
-      const uint32_t byte = codes[pair * kTile + lane];
-      out[2 * pair * kTile + lane] = nibble_value(byte & 15u);
-      out[(2 * pair + 1) * kTile + lane] = nibble_value(byte >> 4);
+    Bytes bytes;
+    std::memcpy(&bytes, codes + pair * kTile, sizeof(bytes));
+    Words code[kVectors];
+    widen(bytes, code);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      out[2 * pair * kVectors + vector] = decode_lanes<kE2m1>(code[vector] & 7, (code[vector] >> 3) << 31);
+      out[(2 * pair + 1) * kVectors + vector] = decode_lanes<kE2m1>((code[vector] >> 4) & 7, (code[vector] >> 7) << 31);
     }
   }
 }
 
-__attribute__((always_inline)) inline void decode_group(const PackedLinear& weights, int64_t element, int count, float* out) {
+inline void decode_bf16(const uint8_t* codes, int count, Lanes* out) {
+  const Halves none = {};
+  for (int half = 0; half < count * 2; ++half) {
+    Halves bits;
+    std::memcpy(&bits, codes + half * static_cast<int>(sizeof(bits)), sizeof(bits));
+    out[2 * half] = reinterpret_cast<Lanes>(__builtin_shuffle(none, bits, Halves{0, 8, 1, 9, 2, 10, 3, 11}));
+    out[2 * half + 1] = reinterpret_cast<Lanes>(__builtin_shuffle(none, bits, Halves{4, 12, 5, 13, 6, 14, 7, 15}));
+  }
+}
+
+// `count` columns of a tile from the given element on, as fp32: [count][kTile].
+void decode_group(const PackedLinear& weights, int64_t element, int count, Lanes* out) {
   const uint8_t* codes = weights.codes.data();
   switch (weights.kind) {
     case Kind::kFp8: decode_fp8(codes + element, count, out); break;
     case Kind::kFp4: decode_fp4(codes + element / 2, count, out); break;
-    case Kind::kBf16:
-      for (int idx = 0; idx < count * kTile; ++idx) {
-        uint16_t bits;
-        std::memcpy(&bits, codes + (element + idx) * 2, sizeof(bits));
-        out[idx] = std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-      }
-      break;
+    case Kind::kBf16: decode_bf16(codes + element * 2, count, out); break;
     case Kind::kF32: std::memcpy(out, codes + element * 4, static_cast<size_t>(count) * kTile * sizeof(float)); break;
   }
 }
 
-// Adds one group's products of `Rows` rows to their accumulators.
-template <int Rows>
-__attribute__((always_inline)) inline void add_group(const float* group, int count, const float* const* inputs,
-                                                     const Lanes* scales, Lanes* sums) {
-  Lanes inner[Rows] = {};
-  for (int k_idx = 0; k_idx < count; ++k_idx) {
-    Lanes weight;
-    std::memcpy(&weight, group + k_idx * kTile, sizeof(weight));
-    for (int row = 0; row < Rows; ++row) inner[row] += inputs[row][k_idx] * weight;
-  }
-  for (int row = 0; row < Rows; ++row) sums[row] += inner[row] * scales[row];
-}
+struct TileSums {
+  Lanes vectors[kVectors];
+};
 
-struct RowGroup {
-  std::span<const int> rows;
-  const float* group;
-  Lanes weight_scale;
+// One group's weights and where it lies.
+struct Group {
+  const Lanes* weights;  // [count][kVectors]
+  Lanes scale[kVectors];
   int k_begin;
   int count;
 };
 
+// Adds the group's products of `Rows` rows to their sums.
 template <int Rows>
-__attribute__((always_inline)) inline void add_rows(const RowGroup& work, const Activations& inputs, size_t first, Lanes* sums) {
+inline void add_rows(const Group& group, const Activations& inputs, const int* rows, TileSums* sums) {
   const float* values[Rows];
-  Lanes scales[Rows];
-  for (int row = 0; row < Rows; ++row) {
-    const int row_idx = work.rows[first + static_cast<size_t>(row)];
-    values[row] = inputs.row(row_idx) + work.k_begin;
-    const float scale = inputs.scales.empty() ? 1.0f : inputs.row_scales(row_idx)[work.k_begin / kGroup];
-    scales[row] = work.weight_scale * scale;
-  }
-  add_group<Rows>(work.group, work.count, values, scales, sums + first);
-}
-
-MONOSTEP_CLONES void multiply(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
-                              std::span<const int> rows, Lanes* sums) {
-  alignas(64) float group[kGroup * kTile];
-  for (int k_begin = product.k_begin; k_begin < product.k_end; k_begin += kGroup) {
-    const int count = std::min(kGroup, product.k_end - k_begin);
-    decode_group(weights, (static_cast<int64_t>(product.tile) * weights.k + k_begin) * kTile, count, group);
-    Lanes scale;
-    for (int lane = 0; lane < kTile; ++lane) {
-      scale[lane] = weights.scales.empty()
-                        ? 1.0f
-                        : e8m0_value(weights.scales[static_cast<size_t>(
-                              (static_cast<int64_t>(product.tile) * (weights.k / kGroup) + k_begin / kGroup) * kTile + lane)]);
+  Lanes inner[Rows][kVectors] = {};
+  for (int row = 0; row < Rows; ++row) values[row] = inputs.row(rows[row]) + group.k_begin;
+  for (int k_idx = 0; k_idx < group.count; ++k_idx) {
+    for (int row = 0; row < Rows; ++row) {
+      const float value = values[row][k_idx];
+      for (int vector = 0; vector < kVectors; ++vector) inner[row][vector] += value * group.weights[k_idx * kVectors + vector];
     }
-    const RowGroup work{rows, group, scale, k_begin, count};
+  }
+  for (int row = 0; row < Rows; ++row) {
+    const float scale = inputs.scales.empty() ? 1.0f : inputs.row_scales(rows[row])[group.k_begin / kGroup];
+    for (int vector = 0; vector < kVectors; ++vector) sums[row].vectors[vector] += inner[row][vector] * (group.scale[vector] * scale);
+  }
+}
+
+void multiply(const PackedLinear& weights, const TileProduct& product, const Activations& inputs, std::span<const int> rows,
+              TileSums* sums) {
+  Lanes decoded[kGroup * kVectors];
+  for (int k_begin = product.k_begin; k_begin < product.k_end; k_begin += kGroup) {
+    Group group{decoded, {}, k_begin, std::min(kGroup, product.k_end - k_begin)};
+    decode_group(weights, (static_cast<int64_t>(product.tile) * weights.k + k_begin) * kTile, group.count, decoded);
+    const int64_t scale_begin = (static_cast<int64_t>(product.tile) * (weights.k / kGroup) + k_begin / kGroup) * kTile;
+    for (int lane = 0; lane < kTile; ++lane) {
+      const float scale = weights.scales.empty() ? 1.0f : e8m0_value(weights.scales[static_cast<size_t>(scale_begin + lane)]);
+      group.scale[lane / kLanes][lane % kLanes] = scale;
+    }
     size_t first = 0;
-    for (; first + kRowsAtOnce <= rows.size(); first += kRowsAtOnce) add_rows<kRowsAtOnce>(work, inputs, first, sums);
-    for (; first < rows.size(); ++first) add_rows<1>(work, inputs, first, sums);
+    for (; first + 2 <= rows.size(); first += 2) add_rows<2>(group, inputs, rows.data() + first, sums + first);
+    if (first < rows.size()) add_rows<1>(group, inputs, rows.data() + first, sums + first);
   }
-}
-
-MONOSTEP_CLONES float dot_lanes(const float* a, const float* b, int count) {
-  Lanes sums = {};
-  int idx = 0;
-  for (; idx + kTile <= count; idx += kTile) {
-    Lanes left;
-    Lanes right;
-    std::memcpy(&left, a + idx, sizeof(left));
-    std::memcpy(&right, b + idx, sizeof(right));
-    sums += left * right;
-  }
-  for (int lane = 0; idx < count; ++idx, ++lane) sums[lane] += a[idx] * b[idx];
-  float total = 0;
-  for (int lane = 0; lane < kTile; ++lane) total += sums[lane];
-  return total;
-}
-
-MONOSTEP_CLONES void add_scaled_lanes(float* acc, const float* values, float scale, int count) {
-  for (int idx = 0; idx < count; ++idx) acc[idx] += scale * values[idx];
 }
 
 void pack_codes(const MatrixView& matrix, const MatrixPart& part, PackedLinear& out) {
@@ -227,16 +231,35 @@ Activations plain(std::vector<float> values, int k) {
 
 void multiply_tile(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
                    std::span<const int> row_indices, float* out) {
-  CHECK(row_indices.size() <= program::kMaxBand * 2, "more rows than a step holds");
-  Lanes sums[program::kMaxBand * 2];
-  std::fill_n(sums, row_indices.size(), Lanes{});
+  CHECK(row_indices.size() <= program::kMaxBand, "more rows than a step holds");
+  TileSums sums[program::kMaxBand];
+  std::fill_n(sums, row_indices.size(), TileSums{});
   multiply(weights, product, inputs, row_indices, sums);
   for (size_t idx = 0; idx < row_indices.size(); ++idx) {
-    std::memcpy(out + static_cast<int64_t>(row_indices[idx]) * kTile, &sums[idx], sizeof(Lanes));
+    std::memcpy(out + static_cast<int64_t>(row_indices[idx]) * kTile, &sums[idx], sizeof(TileSums));
   }
 }
 
-float dot(const float* a, const float* b, int count) { return dot_lanes(a, b, count); }
-void add_scaled(float* acc, const float* values, float scale, int count) { add_scaled_lanes(acc, values, scale, count); }
+float dot(const float* a, const float* b, int count) {
+  TileSums sums = {};
+  int idx = 0;
+  for (; idx + kTile <= count; idx += kTile) {
+    TileSums left;
+    TileSums right;
+    std::memcpy(&left, a + idx, sizeof(left));
+    std::memcpy(&right, b + idx, sizeof(right));
+    for (int vector = 0; vector < kVectors; ++vector) sums.vectors[vector] += left.vectors[vector] * right.vectors[vector];
+  }
+  float lanes[kTile];
+  std::memcpy(lanes, &sums, sizeof(lanes));
+  for (int lane = 0; idx < count; ++idx, ++lane) lanes[lane] += a[idx] * b[idx];
+  float total = 0;
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
+void add_scaled(float* acc, const float* values, float scale, int count) {
+  for (int idx = 0; idx < count; ++idx) acc[idx] += scale * values[idx];
+}
 
 }  // namespace monostep::cpu

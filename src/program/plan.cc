@@ -95,10 +95,6 @@ int granule_of(const Layout& layout, const Call& call, Region region, int rank, 
     case Region::kFfnExchange:
     case Region::kLogits:
     case Region::kMarkovTop: return rank * layout.num_tasks(call) + task;
-    case Region::kScores: {
-      const ItemTask item = item_task(layout, call, task);
-      return item.outer * ceil_div(layout.max_groups(1), kScoreChunk) + item.inner;
-    }
     case Region::kAttnOut:
     case Region::kContextNewOut: {
       const ItemTask item = item_task(layout, call, task);

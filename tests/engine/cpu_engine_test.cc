@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <string>
 
+#include "../base/temp_dir.h"
 #include "cpu/backend.h"
 #include "engine/engine.h"
 #include "model/shard.h"
@@ -25,12 +24,9 @@ constexpr int kContext = 128;
 // The micro checkpoint of seed 3; its files are mapped, so the folder need not stay.
 const weights::Checkpoint& micro() {
   static const weights::Checkpoint checkpoint = [] {
-    std::string folder = testing::TempDir() + "micro_XXXXXX";
-    CHECK(mkdtemp(folder.data()) != nullptr, "the folder for temporary files is writable");
-    CHECK(weights::write_checkpoint(model::named_geometry("micro").value(), 3, folder).ok(), "micro is written");
-    Result<weights::Checkpoint> opened = weights::Checkpoint::open(folder);
-    std::filesystem::remove_all(folder);
-    return std::move(opened).value();
+    const TempDir dir;
+    CHECK(weights::write_checkpoint(model::named_geometry("micro").value(), 3, dir / "micro").ok(), "micro is written");
+    return weights::Checkpoint::open(dir / "micro").value();
   }();
   return checkpoint;
 }
