@@ -35,7 +35,7 @@ inline float e4m3_value(uint8_t code) {
 // Clamped to +-448, then rounded to nearest, ties to even. The sign of zero is kept.
 inline uint8_t e4m3_bits(float value) {
   const uint32_t sign = (std::bit_cast<uint32_t>(value) >> 24) & 0x80u;
-  const float magnitude = std::fmin(std::fabs(value), 448.0f);
+  const float magnitude = std::fabs(value) < 448.0f ? std::fabs(value) : 448.0f;
   if (magnitude < 0x1p-6f) {  // subnormal: steps of 2^-9
     // Adding 2^23 leaves the rounded count of steps in the low mantissa bits.
     const uint32_t steps = std::bit_cast<uint32_t>(magnitude * 512.0f + 0x1p23f) & 0xffu;
@@ -44,6 +44,15 @@ inline uint8_t e4m3_bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
   const uint32_t rounded = bits + 0x7ffffu + ((bits >> 20) & 1u);  // to 3 mantissa bits
   return static_cast<uint8_t>(sign | ((rounded >> 20) - (120u << 3)));
+}
+
+// The e4m3 value nearest to a value (clamped to +-448): e4m3_value(e4m3_bits(value)) without the code.
+inline float round_e4m3(float value) {
+  const float magnitude = std::fabs(value) < 448.0f ? std::fabs(value) : 448.0f;
+  const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+  const float normal = std::bit_cast<float>((bits + 0x7ffffu + ((bits >> 20) & 1u)) & 0xfff00000u);
+  const float subnormal = (magnitude + 0x1p14f) - 0x1p14f;  // multiples of 2^-9
+  return std::copysign(magnitude < 0x1p-6f ? subnormal : normal, value);
 }
 
 // E2M1: magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign.
@@ -74,13 +83,13 @@ inline float pow2ceil(float t) {
 
 // Scale rules of the quantisers (model.md 3.3), from the largest magnitude of a group.
 inline float activation_scale(float amax) {  // QA: e4m3, groups of 32
-  return pow2ceil(std::fmax(amax, 1e-4f) * std::bit_cast<float>(0x3b124925u));
+  return pow2ceil((amax > 1e-4f ? amax : 1e-4f) * std::bit_cast<float>(0x3b124925u));
 }
 inline float index_scale(float amax) {  // QI: e2m1, groups of 32
-  return pow2ceil(std::fmax(amax, 6.0f * 0x1p-126f) * std::bit_cast<float>(0x3e2aaaabu));
+  return pow2ceil((amax > 6.0f * 0x1p-126f ? amax : 6.0f * 0x1p-126f) * std::bit_cast<float>(0x3e2aaaabu));
 }
 inline uint8_t compressed_scale_bits(float amax) {  // QC: e2m1, groups of 16, an E4M3 scale
-  return e4m3_bits(std::fmax(amax, 6.0f * 0x1p-9f) / 6.0f);
+  return e4m3_bits((amax > 6.0f * 0x1p-9f ? amax : 6.0f * 0x1p-9f) / 6.0f);
 }
 
 inline constexpr int kActivationGroup = 32;

@@ -35,14 +35,6 @@ constexpr std::array<StageFunction, sizeof...(Indices)> stage_functions(std::ind
 }
 constexpr auto kStageFunctions = stage_functions(std::make_index_sequence<program::kNumStages>{});
 
-std::vector<int> tasks_of(const Machine& machine, int call_idx, int cta) {
-  const program::CallPlan& plan = machine.plan().calls()[static_cast<size_t>(call_idx)];
-  const int num_ctas = machine.plan().num_ctas();
-  std::vector<int> tasks;
-  for (int task = (cta - plan.first_cta + num_ctas) % num_ctas; task < plan.num_tasks; task += num_ctas) tasks.push_back(task);
-  return tasks;
-}
-
 std::string describe(const Machine& machine, const Wait& wait, uint32_t seen) {
   return "no progress: " + call_name(machine.program(), wait.call_idx) + " on rank " + std::to_string(wait.rank) + " CTA " +
          std::to_string(wait.cta) + " waits for " + region_name(wait.region) + " granule " + std::to_string(wait.granule) +
@@ -164,7 +156,7 @@ void run_cta(Machine& machine, const CallRange& range, int rank, int cta) {
   const int worker = rank * machine.plan().num_ctas() + cta;
   for (int call_idx = range.first; call_idx < range.last; ++call_idx) {
     if (machine.aborted.load(std::memory_order_relaxed)) return;
-    const std::vector<int> tasks = tasks_of(machine, call_idx, cta);
+    const std::vector<int> tasks = machine.plan().tasks_of(call_idx, cta);
     if (!tasks.empty()) {
       const auto stage = static_cast<size_t>(machine.program().calls[static_cast<size_t>(call_idx)].stage);
       kStageFunctions[stage](machine, {rank, cta, call_idx}, tasks);
@@ -180,7 +172,7 @@ void run_cta_shuffled(Machine& machine, const CallRange& range, int worker, uint
   const int cta = worker % num_ctas;
   std::mt19937_64 random(seed * 1000003 + static_cast<uint64_t>(worker));
   for (int call_idx = range.first; call_idx < range.last; ++call_idx) {
-    std::vector<int> tasks = tasks_of(machine, call_idx, cta);
+    std::vector<int> tasks = machine.plan().tasks_of(call_idx, cta);
     std::shuffle(tasks.begin(), tasks.end(), random);
     const auto stage = static_cast<size_t>(machine.program().calls[static_cast<size_t>(call_idx)].stage);
     size_t begin = 0;

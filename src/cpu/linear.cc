@@ -13,40 +13,20 @@ namespace {
 
 using program::kTile;
 
-// Vectors of the base instruction set: the compiler keeps them in registers on every x86-64, and lanes never depend on the machine.
-constexpr int kLanes = 4;
-constexpr int kVectors = kTile / kLanes;  // of a tile
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Words __attribute__((vector_size(kLanes * sizeof(int32_t))));
-typedef int16_t Halves __attribute__((vector_size(16)));
-typedef int8_t Bytes __attribute__((vector_size(16)));
+// Hot loops are written on vectors of V lanes and compiled twice: 4 lanes for every x86-64, 8 lanes for AVX2, chosen at run time.
+// A lane is an output row, contraction is off and rows never mix, so both give the same bits.
+template <int L>
+struct Vector {
+  static constexpr int kLanes = L;
+  static constexpr int kCount = kTile / L;  // vectors of a tile
+  typedef float Floats __attribute__((vector_size(L * sizeof(float))));
+  typedef int32_t Words __attribute__((vector_size(L * sizeof(int32_t))));
+  typedef uint16_t Halves __attribute__((vector_size(L * sizeof(uint16_t))));
+};
+
+#define MONOSTEP_INLINE __attribute__((always_inline)) inline
 
 constexpr int kGroup = 32;
-
-int code_bytes(Kind kind, int64_t elements) {
-  switch (kind) {
-    case Kind::kFp8: return static_cast<int>(elements);
-    case Kind::kFp4: return static_cast<int>(elements / 2);
-    case Kind::kBf16: return static_cast<int>(elements * 2);
-    case Kind::kF32: return static_cast<int>(elements * 4);
-  }
-  return 0;
-}
-
-// Sixteen bytes widened to 32 bits, in order.
-__attribute__((always_inline)) inline void widen(const Bytes& bytes, Words* out) {
-  const Bytes zero = {};
-  const auto low = reinterpret_cast<Halves>(__builtin_shuffle(bytes, zero, Bytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}));
-  const auto high =
-      reinterpret_cast<Halves>(__builtin_shuffle(bytes, zero, Bytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}));
-  const Halves none = {};
-  const Halves first = {0, 8, 1, 9, 2, 10, 3, 11};
-  const Halves second = {4, 12, 5, 13, 6, 14, 7, 15};
-  out[0] = reinterpret_cast<Words>(__builtin_shuffle(low, none, first));
-  out[1] = reinterpret_cast<Words>(__builtin_shuffle(low, none, second));
-  out[2] = reinterpret_cast<Words>(__builtin_shuffle(high, none, first));
-  out[3] = reinterpret_cast<Words>(__builtin_shuffle(high, none, second));
-}
 
 // A format whose exponent and mantissa, moved into an fp32 and rebiased, are the value; a subnormal is decoded one binade up with an
 // implicit one that is worth `correction`, which is taken off again.
@@ -60,106 +40,177 @@ constexpr CodeFormat kE4m3{8, 20, 120 << 23, 0x1p-6f};
 constexpr CodeFormat kE2m1{2, 22, 126 << 23, 1.0f};
 
 // `sign` has bit 31 alone.
-template <const CodeFormat& Format>
-__attribute__((always_inline)) inline Lanes decode_lanes(const Words& magnitude, const Words& sign) {
+template <typename V, const CodeFormat& Format>
+MONOSTEP_INLINE void decode_lanes(const typename V::Words& magnitude, const typename V::Words& sign, typename V::Floats* out) {
+  typedef typename V::Words Words;
+  typedef typename V::Floats Floats;
   const Words subnormal = magnitude < Format.implicit;
   const Words bits = ((magnitude | (subnormal & Format.implicit)) << Format.mantissa_shift) + Format.bias;
   const Words correction = subnormal & std::bit_cast<int32_t>(Format.correction);
-  const Lanes value = reinterpret_cast<Lanes>(bits) - reinterpret_cast<Lanes>(correction);
-  return reinterpret_cast<Lanes>(reinterpret_cast<Words>(value) ^ sign);
+  const Floats value = reinterpret_cast<Floats>(bits) - reinterpret_cast<Floats>(correction);
+  *out = reinterpret_cast<Floats>(reinterpret_cast<Words>(value) ^ sign);
 }
 
-inline void decode_fp8(const uint8_t* codes, int count, Lanes* out) {
-  for (int k_idx = 0; k_idx < count; ++k_idx) {
-    Bytes bytes;
-    std::memcpy(&bytes, codes + k_idx * kTile, sizeof(bytes));
-    Words code[kVectors];
-    widen(bytes, code);
-    for (int vector = 0; vector < kVectors; ++vector) {
-      out[k_idx * kVectors + vector] = decode_lanes<kE4m3>(code[vector] & 0x7f, (code[vector] >> 7) << 31);
-    }
+// An e2m1 code in the low four bits: with eight lanes its magnitude is one table look-up across lanes.
+template <typename V>
+MONOSTEP_INLINE void decode_nibble(const typename V::Words& code, typename V::Floats* out) {
+  typedef typename V::Words Words;
+  typedef typename V::Floats Floats;
+  if constexpr (V::kLanes == 8) {
+    const Floats table = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const Floats magnitude = __builtin_shuffle(table, code);  // takes the index modulo 8
+    const Words sign = (code << 28) & static_cast<int32_t>(0x80000000u);
+    *out = reinterpret_cast<Floats>(reinterpret_cast<Words>(magnitude) ^ sign);
+  } else {
+    decode_lanes<V, kE2m1>(code & 7, ((code >> 3) & 1) << 31, out);
   }
 }
 
-inline void decode_fp4(const uint8_t* codes, int count, Lanes* out) {
-  for (int pair = 0; pair < count / 2; ++pair) {
-    Bytes bytes;
-    std::memcpy(&bytes, codes + pair * kTile, sizeof(bytes));
-    Words code[kVectors];
-    widen(bytes, code);
-    for (int vector = 0; vector < kVectors; ++vector) {
-      out[2 * pair * kVectors + vector] = decode_lanes<kE2m1>(code[vector] & 7, (code[vector] >> 3) << 31);
-      out[(2 * pair + 1) * kVectors + vector] = decode_lanes<kE2m1>((code[vector] >> 4) & 7, (code[vector] >> 7) << 31);
-    }
-  }
-}
+typedef uint8_t TileBytes __attribute__((vector_size(kTile)));
 
-inline void decode_bf16(const uint8_t* codes, int count, Lanes* out) {
-  const Halves none = {};
-  for (int half = 0; half < count * 2; ++half) {
-    Halves bits;
-    std::memcpy(&bits, codes + half * static_cast<int>(sizeof(bits)), sizeof(bits));
-    out[2 * half] = reinterpret_cast<Lanes>(__builtin_shuffle(none, bits, Halves{0, 8, 1, 9, 2, 10, 3, 11}));
-    out[2 * half + 1] = reinterpret_cast<Lanes>(__builtin_shuffle(none, bits, Halves{4, 12, 5, 13, 6, 14, 7, 15}));
+// A tile's sixteen codes widened to 32 bits, in order. Written so that the compiler finds the unpack instructions of each width.
+template <typename V>
+MONOSTEP_INLINE void widen(const uint8_t* codes, typename V::Words* out) {
+  TileBytes bytes;
+  std::memcpy(&bytes, codes, sizeof(bytes));
+  if constexpr (V::kLanes == 8) {
+    typedef uint16_t TileHalves __attribute__((vector_size(kTile * sizeof(uint16_t))));
+    const TileHalves halves = __builtin_convertvector(bytes, TileHalves);
+    typename V::Halves parts[V::kCount];
+    std::memcpy(parts, &halves, sizeof(halves));
+    for (int vector = 0; vector < V::kCount; ++vector) out[vector] = __builtin_convertvector(parts[vector], typename V::Words);
+  } else {
+    typedef uint16_t Eight __attribute__((vector_size(16)));
+    const TileBytes zero = {};
+    const auto low = reinterpret_cast<Eight>(__builtin_shuffle(bytes, zero, TileBytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}));
+    const auto high =
+        reinterpret_cast<Eight>(__builtin_shuffle(bytes, zero, TileBytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}));
+    const Eight none = {};
+    const Eight first = {0, 8, 1, 9, 2, 10, 3, 11};
+    const Eight second = {4, 12, 5, 13, 6, 14, 7, 15};
+    typedef typename V::Words Words;
+    out[0] = reinterpret_cast<Words>(__builtin_shuffle(low, none, first));
+    out[1] = reinterpret_cast<Words>(__builtin_shuffle(low, none, second));
+    out[2] = reinterpret_cast<Words>(__builtin_shuffle(high, none, first));
+    out[3] = reinterpret_cast<Words>(__builtin_shuffle(high, none, second));
   }
 }
 
 // `count` columns of a tile from the given element on, as fp32: [count][kTile].
-void decode_group(const PackedLinear& weights, int64_t element, int count, Lanes* out) {
+template <typename V>
+MONOSTEP_INLINE void decode_group(const PackedLinear& weights, int64_t element, int count, typename V::Floats* out) {
+  typedef typename V::Words Words;
   const uint8_t* codes = weights.codes.data();
-  switch (weights.kind) {
-    case Kind::kFp8: decode_fp8(codes + element, count, out); break;
-    case Kind::kFp4: decode_fp4(codes + element / 2, count, out); break;
-    case Kind::kBf16: decode_bf16(codes + element * 2, count, out); break;
-    case Kind::kF32: std::memcpy(out, codes + element * 4, static_cast<size_t>(count) * kTile * sizeof(float)); break;
+  const int vectors = count * V::kCount;
+  Words code[V::kCount];
+  for (int column = 0; column < count && weights.kind == Kind::kFp8; ++column) {
+    widen<V>(codes + element + column * kTile, code);
+    for (int vector = 0; vector < V::kCount; ++vector) {
+      decode_lanes<V, kE4m3>(code[vector] & 0x7f, (code[vector] >> 7) << 31, out + column * V::kCount + vector);
+    }
+  }
+  for (int column = 0; column < count && weights.kind == Kind::kFp4; column += 2) {
+    widen<V>(codes + (element + column * kTile) / 2, code);
+    for (int vector = 0; vector < V::kCount; ++vector) {
+      typename V::Floats* even = out + column * V::kCount + vector;
+      decode_nibble<V>(code[vector], even);
+      decode_nibble<V>(code[vector] >> 4, even + V::kCount);
+    }
+  }
+  for (int idx = 0; idx < vectors && weights.kind == Kind::kBf16; ++idx) {
+    typename V::Halves halves;
+    std::memcpy(&halves, codes + (element + idx * V::kLanes) * 2, sizeof(halves));
+    out[idx] = reinterpret_cast<typename V::Floats>(__builtin_convertvector(halves, Words) << 16);
+  }
+  if (weights.kind == Kind::kF32) std::memcpy(out, codes + element * 4, static_cast<size_t>(count) * kTile * sizeof(float));
+}
+
+// E8M0 scales of a tile's rows; none: 1.
+template <typename V>
+MONOSTEP_INLINE void decode_scales(const uint8_t* scales, typename V::Floats* out) {
+  typename V::Words code[V::kCount] = {};
+  if (scales != nullptr) widen<V>(scales, code);
+  for (int vector = 0; vector < V::kCount; ++vector) {
+    const typename V::Words subnormal = code[vector] == 0;  // byte 0 is 2^-127
+    const typename V::Words bits = (code[vector] << 23) | (subnormal & 0x00400000);
+    out[vector] = scales == nullptr ? typename V::Floats{} + 1.0f : reinterpret_cast<typename V::Floats>(bits);
   }
 }
 
-struct TileSums {
-  Lanes vectors[kVectors];
-};
-
-// One group's weights and where it lies.
+// One group of weights and where it lies.
+template <typename V>
 struct Group {
-  const Lanes* weights;  // [count][kVectors]
-  Lanes scale[kVectors];
+  const typename V::Floats* weights;  // [count][V::kCount]
+  typename V::Floats scale[V::kCount];
   int k_begin;
   int count;
 };
 
-// Adds the group's products of `Rows` rows to their sums.
-template <int Rows>
-inline void add_rows(const Group& group, const Activations& inputs, const int* rows, TileSums* sums) {
+// Adds the group's products of `Rows` rows to their sums, [row][V::kCount].
+template <typename V, int Rows>
+MONOSTEP_INLINE void add_rows(const Group<V>& group, const Activations& inputs, const int* rows, typename V::Floats* sums) {
   const float* values[Rows];
-  Lanes inner[Rows][kVectors] = {};
+  typename V::Floats inner[Rows][V::kCount] = {};
   for (int row = 0; row < Rows; ++row) values[row] = inputs.row(rows[row]) + group.k_begin;
   for (int k_idx = 0; k_idx < group.count; ++k_idx) {
     for (int row = 0; row < Rows; ++row) {
       const float value = values[row][k_idx];
-      for (int vector = 0; vector < kVectors; ++vector) inner[row][vector] += value * group.weights[k_idx * kVectors + vector];
+      for (int vector = 0; vector < V::kCount; ++vector) inner[row][vector] += value * group.weights[k_idx * V::kCount + vector];
     }
   }
   for (int row = 0; row < Rows; ++row) {
     const float scale = inputs.scales.empty() ? 1.0f : inputs.row_scales(rows[row])[group.k_begin / kGroup];
-    for (int vector = 0; vector < kVectors; ++vector) sums[row].vectors[vector] += inner[row][vector] * (group.scale[vector] * scale);
+    for (int vector = 0; vector < V::kCount; ++vector) {
+      sums[row * V::kCount + vector] += inner[row][vector] * (group.scale[vector] * scale);
+    }
   }
 }
 
-void multiply(const PackedLinear& weights, const TileProduct& product, const Activations& inputs, std::span<const int> rows,
-              TileSums* sums) {
-  Lanes decoded[kGroup * kVectors];
+// sums: [rows][kTile], zeroed by the caller.
+template <typename V, int RowsAtOnce>
+MONOSTEP_INLINE void multiply(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
+                              std::span<const int> rows, float* sums_out) {
+  typedef typename V::Floats Floats;
+  Floats decoded[kGroup * V::kCount];
+  Floats sums[program::kMaxBand * V::kCount];
+  std::memset(sums, 0, rows.size() * kTile * sizeof(float));
   for (int k_begin = product.k_begin; k_begin < product.k_end; k_begin += kGroup) {
-    Group group{decoded, {}, k_begin, std::min(kGroup, product.k_end - k_begin)};
-    decode_group(weights, (static_cast<int64_t>(product.tile) * weights.k + k_begin) * kTile, group.count, decoded);
+    Group<V> group{decoded, {}, k_begin, std::min(kGroup, product.k_end - k_begin)};
+    decode_group<V>(weights, (static_cast<int64_t>(product.tile) * weights.k + k_begin) * kTile, group.count, decoded);
     const int64_t scale_begin = (static_cast<int64_t>(product.tile) * (weights.k / kGroup) + k_begin / kGroup) * kTile;
-    for (int lane = 0; lane < kTile; ++lane) {
-      const float scale = weights.scales.empty() ? 1.0f : e8m0_value(weights.scales[static_cast<size_t>(scale_begin + lane)]);
-      group.scale[lane / kLanes][lane % kLanes] = scale;
-    }
+    decode_scales<V>(weights.scales.empty() ? nullptr : weights.scales.data() + scale_begin, group.scale);
     size_t first = 0;
-    for (; first + 2 <= rows.size(); first += 2) add_rows<2>(group, inputs, rows.data() + first, sums + first);
-    if (first < rows.size()) add_rows<1>(group, inputs, rows.data() + first, sums + first);
+    for (; first + RowsAtOnce <= rows.size(); first += RowsAtOnce) {
+      add_rows<V, RowsAtOnce>(group, inputs, rows.data() + first, sums + first * V::kCount);
+    }
+    for (; first < rows.size(); ++first) add_rows<V, 1>(group, inputs, rows.data() + first, sums + first * V::kCount);
   }
+  std::memcpy(sums_out, sums, rows.size() * kTile * sizeof(float));
+}
+
+void multiply_base(const PackedLinear& weights, const TileProduct& product, const Activations& inputs, std::span<const int> rows,
+                   float* sums) {
+  multiply<Vector<4>, 2>(weights, product, inputs, rows, sums);
+}
+
+__attribute__((target("avx2"))) void multiply_avx2(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
+                                                   std::span<const int> rows, float* sums) {
+  multiply<Vector<8>, 4>(weights, product, inputs, rows, sums);
+}
+
+bool has_avx2() {
+  static const bool supported = __builtin_cpu_supports("avx2") != 0;
+  return supported;
+}
+
+int64_t code_bytes(Kind kind, int64_t elements) {
+  switch (kind) {
+    case Kind::kFp8: return elements;
+    case Kind::kFp4: return elements / 2;
+    case Kind::kBf16: return elements * 2;
+    case Kind::kF32: return elements * 4;
+  }
+  return 0;
 }
 
 void pack_codes(const MatrixView& matrix, const MatrixPart& part, PackedLinear& out) {
@@ -192,8 +243,7 @@ void pack_scales(const MatrixView& matrix, const MatrixPart& part, PackedLinear&
 PackedLinear pack(const MatrixView& matrix, const MatrixPart& part) {
   PackedLinear out{matrix.kind, part.n, part.k, {}, {}};
   const int64_t elements = static_cast<int64_t>(out.tiles()) * part.k * kTile;
-  const int bytes_per_two = matrix.kind == Kind::kFp4 ? 1 : matrix.kind == Kind::kFp8 ? 2 : matrix.kind == Kind::kBf16 ? 4 : 8;
-  out.codes.assign(static_cast<size_t>(elements / 2 * bytes_per_two), 0);
+  out.codes.assign(static_cast<size_t>(code_bytes(matrix.kind, elements)), 0);
   pack_codes(matrix, part, out);
   if (matrix.kind == Kind::kFp8 || matrix.kind == Kind::kFp4) {
     CHECK(part.k % kGroup == 0 && part.k_begin % kGroup == 0, "a quantised part that cuts a scale group");
@@ -216,7 +266,7 @@ Activations quantize(const std::vector<float>& values, int k, std::span<const in
       for (int idx = 0; idx < kGroup; ++idx) amax = std::max(amax, std::fabs(from[idx]));
       const float scale = activation_scale(amax);
       out.scales[group] = scale;
-      for (int idx = 0; idx < kGroup; ++idx) out.values[group * kGroup + idx] = e4m3_value(e4m3_bits(from[idx] / scale));
+      for (int idx = 0; idx < kGroup; ++idx) out.values[group * kGroup + idx] = round_e4m3(from[idx] / scale);
     }
   }
   return out;
@@ -232,26 +282,25 @@ Activations plain(std::vector<float> values, int k) {
 void multiply_tile(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
                    std::span<const int> row_indices, float* out) {
   CHECK(row_indices.size() <= program::kMaxBand, "more rows than a step holds");
-  TileSums sums[program::kMaxBand];
-  std::fill_n(sums, row_indices.size(), TileSums{});
-  multiply(weights, product, inputs, row_indices, sums);
+  float sums[program::kMaxBand * kTile];
+  (has_avx2() ? multiply_avx2 : multiply_base)(weights, product, inputs, row_indices, sums);
   for (size_t idx = 0; idx < row_indices.size(); ++idx) {
-    std::memcpy(out + static_cast<int64_t>(row_indices[idx]) * kTile, &sums[idx], sizeof(TileSums));
+    std::memcpy(out + static_cast<int64_t>(row_indices[idx]) * kTile, sums + idx * kTile, kTile * sizeof(float));
   }
 }
 
 float dot(const float* a, const float* b, int count) {
-  TileSums sums = {};
+  Vector<4>::Floats sums[4] = {};
   int idx = 0;
   for (; idx + kTile <= count; idx += kTile) {
-    TileSums left;
-    TileSums right;
-    std::memcpy(&left, a + idx, sizeof(left));
-    std::memcpy(&right, b + idx, sizeof(right));
-    for (int vector = 0; vector < kVectors; ++vector) sums.vectors[vector] += left.vectors[vector] * right.vectors[vector];
+    Vector<4>::Floats left[4];
+    Vector<4>::Floats right[4];
+    std::memcpy(left, a + idx, sizeof(left));
+    std::memcpy(right, b + idx, sizeof(right));
+    for (int vector = 0; vector < 4; ++vector) sums[vector] += left[vector] * right[vector];
   }
   float lanes[kTile];
-  std::memcpy(lanes, &sums, sizeof(lanes));
+  std::memcpy(lanes, sums, sizeof(lanes));
   for (int lane = 0; idx < count; ++idx, ++lane) lanes[lane] += a[idx] * b[idx];
   float total = 0;
   for (const float lane : lanes) total += lane;

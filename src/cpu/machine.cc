@@ -78,12 +78,6 @@ int copy_written(const Machine& machine, int call_idx, Region region) {
   return machine.band->copies[static_cast<size_t>(call_idx)][static_cast<size_t>(region)];
 }
 
-bool has_task(const Machine& machine, int call_idx, int cta) {
-  const program::CallPlan& plan = machine.plan().calls()[static_cast<size_t>(call_idx)];
-  const int num_ctas = machine.plan().num_ctas();
-  return (cta - plan.first_cta + num_ctas) % num_ctas < plan.num_tasks;
-}
-
 }  // namespace
 
 int ContextBase::serving_call(Region region) const {
@@ -120,7 +114,7 @@ void ContextBase::check_overwrite(Region region) {
   for (int rank = 0; rank < machine_.num_ranks(); ++rank) {
     if (!all_ranks && rank != where_.rank) continue;
     for (int cta = 0; cta < num_ctas; ++cta) {
-      if (!has_task(machine_, reader, cta)) continue;
+      if (machine_.plan().tasks_of(reader, cta).empty()) continue;
       if (machine_.finished[static_cast<size_t>(rank * num_ctas + cta)].load() > reader) continue;
       if (machine_.violation.empty()) {
         machine_.violation = region_name(region) + ": " + call_name(machine_.program(), where_.call_idx) +

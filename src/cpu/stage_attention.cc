@@ -248,6 +248,8 @@ class ListBuilder {
       : ctx_(ctx), row_(row), request_(ctx.inputs().requests[static_cast<size_t>(row.request)]), width_(ctx.geometry().head_dim) {}
 
   AttentionList build() {
+    const model::Geometry& g = ctx_.geometry();
+    list_.keys.reserve(static_cast<size_t>((g.sliding_window + std::max(g.index_topk, g.dspark_block_size)) * width_));
     if (ctx_.draft()) {
       add_context();
       for (const Row& other : ctx_.rows()) {
@@ -261,20 +263,17 @@ class ListBuilder {
   }
 
  private:
-  void add(const float* values) {
-    list_.keys.insert(list_.keys.end(), values, values + width_);
-    list_.present.push_back(true);
+  // Room for one more key, to be filled by the caller.
+  std::span<float> next(bool present) {
+    list_.present.push_back(present);
+    list_.keys.resize(list_.keys.size() + static_cast<size_t>(width_));
+    return std::span(list_.keys).last(static_cast<size_t>(width_));
   }
-  void add_absent() {
-    list_.keys.insert(list_.keys.end(), static_cast<size_t>(width_), 0.0f);
-    list_.present.push_back(false);
-  }
+  void add(const float* values) { std::copy_n(values, width_, next(true).begin()); }
   void add_ring(int position) {
-    std::vector<float> values(static_cast<size_t>(width_));
-    const kv::Pools& pools = ctx_.pools();
-    const std::byte* slot = ctx_.pools().slot(request_.state_slot);
-    unpack_window(record_at(slot, pools.slot_layout.ring_offset(ctx_.layer_idx(), position)), values);
-    add(values.data());
+    kv::Pools& pools = ctx_.pools();
+    const std::byte* slot = pools.slot(request_.state_slot);
+    unpack_window(record_at(slot, pools.slot_layout.ring_offset(ctx_.layer_idx(), position)), next(true));
   }
   int step_row(int position) const { return request_.first_row + position - request_.first_position; }
 
@@ -282,7 +281,7 @@ class ListBuilder {
   void add_window() {
     for (int position = row_.position - ctx_.geometry().sliding_window + 1; position <= row_.position; ++position) {
       if (position < 0) {
-        add_absent();
+        next(false);
       } else if (position >= request_.first_position) {
         add(ctx_.read<Region::kWindowNew>() + int64_t{step_row(position)} * width_);
       } else {
@@ -302,12 +301,10 @@ class ListBuilder {
         add(ctx_.read<Region::kCompressedNew>() + int64_t{step_row(closed_at)} * width_);
         continue;
       }
-      std::vector<float> values(static_cast<size_t>(width_));
       kv::Pools& pools = ctx_.pools();
       const std::byte* page = pools.page(request_.pages[static_cast<size_t>(closed_at / program::kPageTokens)]);
       const int in_page = group % (program::kPageTokens / ratio);
-      unpack_compressed(record_at(page, pools.page_layout.compressed_offset(ctx_.role().owner_idx, in_page)), values);
-      add(values.data());
+      unpack_compressed(record_at(page, pools.page_layout.compressed_offset(ctx_.role().owner_idx, in_page)), next(true));
     }
   }
 

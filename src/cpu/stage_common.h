@@ -28,13 +28,12 @@ struct PartialSums {
 
 // out[i] = sum over splits, ascending, of output begin + i of a row.
 inline void sum_splits(const PartialSums& from, int row, int begin, std::span<float> out) {
+  const int64_t stride = int64_t{from.rows} * kTile;  // between splits
   for (size_t idx = 0; idx < out.size(); ++idx) {
     const int n = begin + static_cast<int>(idx);
-    const int64_t granule = int64_t{from.first_tile + n / kTile} * from.splits;
-    float sum = 0;
-    for (int split = 0; split < from.splits; ++split) {
-      sum += from.words[((granule + split) * from.rows + row) * kTile + n % kTile];
-    }
+    const float* part = from.words + (int64_t{from.first_tile + n / kTile} * from.splits * from.rows + row) * kTile + n % kTile;
+    float sum = part[0];
+    for (int split = 1; split < from.splits; ++split) sum += part[split * stride];
     out[idx] = sum;
   }
 }

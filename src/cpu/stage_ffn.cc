@@ -145,6 +145,19 @@ void run_stage(StageContext<Stage::kExpertUp>& ctx) {
 
 namespace {
 
+// A routed expert's g (which 0) or u (which 1) of a row and slot, summed over the K-splits.
+void sum_expert(const program::Layout& layout, const float* words, int which, int row_slot, int splits, std::span<float> out) {
+  for (size_t begin = 0; begin < out.size(); begin += kTile) {
+    const int tile_split = static_cast<int>(begin) / kTile * splits;
+    for (int split = 0; split < splits; ++split) {
+      const float* part = words + expert_offset(layout, which, tile_split + split, row_slot);
+      for (size_t lane = 0; lane < std::min<size_t>(kTile, out.size() - begin); ++lane) {
+        out[begin + lane] = split == 0 ? part[lane] : out[begin + lane] + part[lane];
+      }
+    }
+  }
+}
+
 // Quantised hidden activations of every (row, slot), the shared expert behind the routed ones: [row x (slots + 1) + slot][width].
 Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, const StepRouting& routing) {
   const program::Layout& layout = ctx.layout();
@@ -153,6 +166,10 @@ Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, cons
   const int splits = layout.stage_splits(Stage::kExpertUp, ctx.layer_idx());
   const int in_splits = layout.stage_splits(Stage::kFfnIn, ctx.layer_idx());
   const auto limit = static_cast<float>(ctx.geometry().swiglu_limit);
+  const float* expert_words = ctx.read<Region::kExpertPart>();
+  const float* in_words = ctx.read<Region::kFfnInPart>();
+  const int shared_tiles[] = {layout.first_tile(Stage::kFfnIn, Linear::kSharedW1, ctx.layer_idx()),
+                              layout.first_tile(Stage::kFfnIn, Linear::kSharedW3, ctx.layer_idx())};
   RowValues out(layout.rows() * (slots + 1), width);
   std::vector<int> live;  // (row, slot) in use
   std::vector<float> parts[2] = {std::vector<float>(static_cast<size_t>(width)), std::vector<float>(static_cast<size_t>(width))};
@@ -160,23 +177,12 @@ Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, cons
     const Routing& choice = routing.rows[static_cast<size_t>(row.idx)];
     for (size_t slot = 0; slot < choice.experts.size(); ++slot) {
       for (int which = 0; which < 2; ++which) {
-        for (int n = 0; n < width; ++n) {
-          float sum = 0;
-          for (int split = 0; split < splits; ++split) {
-            const int64_t at = expert_offset(layout, which, n / kTile * splits + split, row.idx * slots + static_cast<int>(slot));
-            sum += ctx.read<Region::kExpertPart>()[at + n % kTile];
-          }
-          parts[which][static_cast<size_t>(n)] = sum;
-        }
+        sum_expert(layout, expert_words, which, row.idx * slots + static_cast<int>(slot), splits, parts[which]);
       }
       live.push_back(row.idx * (slots + 1) + static_cast<int>(slot));
       gated(parts[0], parts[1], choice.weights[slot], limit, out.row(live.back()).data());
     }
-    const Linear shared[2] = {Linear::kSharedW1, Linear::kSharedW3};
-    for (int which = 0; which < 2; ++which) {
-      const int first_tile = layout.first_tile(Stage::kFfnIn, shared[which], ctx.layer_idx());
-      sum_splits({ctx.read<Region::kFfnInPart>(), layout.rows(), first_tile, in_splits}, row.idx, 0, parts[which]);
-    }
+    for (int which = 0; which < 2; ++which) sum_splits({in_words, layout.rows(), shared_tiles[which], in_splits}, row.idx, 0, parts[which]);
     live.push_back(row.idx * (slots + 1) + slots);
     gated(parts[0], parts[1], 1.0f, limit, out.row(live.back()).data());
   }

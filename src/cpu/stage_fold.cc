@@ -125,7 +125,7 @@ std::vector<float> engram_slice(const program::Layout& layout, const float* word
   const int tiles = ceil_div(per_rank, kTile);
   const int splits = layout.stage_splits(Stage::kEngramKv, -1);
   std::vector<float> out(static_cast<size_t>(layout.slice_width()));
-  for (int column = 0; column < layout.slice_width(); ++column) {
+  for (int column = 0; column < layout.slice_width(); ++column) {  // the ranks' parts meet inside a slice
     const int n = part * layout.geometry().hidden_size + slice * layout.slice_width() + column;
     const PartialSums sums{words, layout.rows(), n / per_rank * tiles, splits};
     sum_splits(sums, row, n % per_rank, std::span(out).subspan(static_cast<size_t>(column), 1));

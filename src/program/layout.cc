@@ -65,6 +65,21 @@ Layout::Layout(const model::Geometry& geometry, const model::Shard& shard, const
     : geometry_(geometry), shard_(shard), shape_(shape), program_(build_program(geometry)) {
   rows_ = std::max(shape.band, draft_rows());
   slice_width_ = widest_slice(geometry.hidden_size);
+  fill_tables();
+}
+
+void Layout::fill_tables() {
+  using enum Stage;
+  for (const Stage stage : {kAttnIn, kQProj, kWoA, kWoB, kFfnIn, kExpertUp, kExpertDown, kEngramKv, kMainProj, kContextProj, kHead, kMarkov}) {
+    StageTable& table = tables_[static_cast<size_t>(stage)];
+    for (int layer_idx = 0; layer_idx < geometry_.num_layers(); ++layer_idx) {
+      const std::vector<Linear> linears = linears_of(stage, program_.roles[static_cast<size_t>(layer_idx)]);
+      int tiles = 0;
+      for (const Linear each : linears) tiles += size(each, layer_idx).tiles();
+      table.tiles.push_back(tiles);
+      table.splits.push_back(never_split(stage) ? 1 : k_splits(size(linears.front(), layer_idx).k));
+    }
+  }
 }
 
 LinearSize Layout::size(Linear linear, int layer_idx) const {
@@ -107,21 +122,6 @@ int Layout::first_tile(Stage stage, Linear linear, int layer_idx) const {
   }
   CHECK(false, "a linear that the stage does not hold in this layer");
   return 0;
-}
-
-int Layout::stage_tiles(Stage stage, int layer_idx) const {
-  const int role_idx = std::max(layer_idx, 0);
-  int tiles = 0;
-  for (const Linear each : linears_of(stage, program_.roles[static_cast<size_t>(role_idx)])) {
-    tiles += size(each, role_idx).tiles();
-  }
-  return tiles;
-}
-
-int Layout::stage_splits(Stage stage, int layer_idx) const {
-  if (never_split(stage)) return 1;
-  const int role_idx = std::max(layer_idx, 0);
-  return k_splits(size(linears_of(stage, program_.roles[static_cast<size_t>(role_idx)]).front(), role_idx).k);
 }
 
 int Layout::max_distinct_experts(int layer_idx) const {

@@ -2,7 +2,9 @@
 // and host, share. Tiles, K-splits and reduction orders depend on geometry and shard alone. Read by both backends and the plan.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <vector>
 #include <vector>
 
 #include "base/integer.h"
@@ -71,8 +73,9 @@ class Layout {
 
   // First tile of a linear in its stage's region, and the tiles of all linears of the stage, for a layer.
   int first_tile(Stage stage, Linear linear, int layer_idx) const;
-  int stage_tiles(Stage stage, int layer_idx) const;
-  int stage_splits(Stage stage, int layer_idx) const;
+  // Layer -1 (stages outside a layer) counts as layer 0.
+  int stage_tiles(Stage stage, int layer_idx) const { return tables_[static_cast<size_t>(stage)].tiles[layer_of(layer_idx)]; }
+  int stage_splits(Stage stage, int layer_idx) const { return tables_[static_cast<size_t>(stage)].splits[layer_of(layer_idx)]; }
 
   int max_distinct_experts(int layer_idx) const;  // experts that the rows of a step can touch
   int heads_per_group() const { return geometry_.num_attention_heads / geometry_.o_groups; }
@@ -89,12 +92,20 @@ class Layout {
   int num_copies(Region region) const;
 
  private:
+  static size_t layer_of(int layer_idx) { return layer_idx < 0 ? 0 : static_cast<size_t>(layer_idx); }
+  void fill_tables();
+
   model::Geometry geometry_;
   model::Shard shard_;
   Shape shape_;
   Program program_;
   int rows_ = 0;
   int slice_width_ = 0;
+  struct StageTable {         // of a stage of linears; empty for the others
+    std::vector<int> tiles;   // [num_layers] of all its linears
+    std::vector<int> splits;  // [num_layers]
+  };
+  std::array<StageTable, kNumStages> tables_;
 };
 
 }  // namespace monostep::program

@@ -1,7 +1,7 @@
 // The detokenizer of detokenizer.h.
 #include "text/detokenizer.h"
 
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace monostep::text {
 

@@ -2,7 +2,7 @@
 // look-ahead ends there. Where pattern 3 matches nothing, the characters up to its next match are one piece.
 #include "text/pieces.h"
 
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace monostep::text {
 namespace {

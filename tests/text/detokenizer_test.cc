@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "golden_tokenizer.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 #include "tiny_tokenizer.h"
 
 namespace monostep::text {

@@ -1,7 +1,7 @@
 // The decoder of utf8.h: table 3-7 of the Unicode standard (well-formed UTF-8 byte sequences).
-#include "text/utf8.h"
+#include "base/utf8.h"
 
-namespace monostep::text {
+namespace monostep {
 namespace {
 
 struct Lead {
@@ -44,4 +44,4 @@ Utf8Unit next_utf8(std::string_view text) {
   return {Kind::kCodePoint, code_point, lead.num_bytes};
 }
 
-}  // namespace monostep::text
+}  // namespace monostep

@@ -1,12 +1,12 @@
 // One step of UTF-8 decoding, with the Unicode rule for ill-formed text: each maximal ill-formed part counts as one
-// unit. Used by the tokenizer's scanner and by the detokenizer.
+// unit. Used by the JSON writers, the tokenizer's scanner and the detokenizer.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
-namespace monostep::text {
+namespace monostep {
 
 inline constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
@@ -24,4 +24,4 @@ struct Utf8Unit {
 // The first unit of `text`, which is not empty.
 Utf8Unit next_utf8(std::string_view text);
 
-}  // namespace monostep::text
+}  // namespace monostep

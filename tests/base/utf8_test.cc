@@ -1,12 +1,12 @@
 // UTF-8 units: every code point, and the maximal parts of ill-formed text as in the Unicode standard, section 3.9.
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-namespace monostep::text {
+namespace monostep {
 namespace {
 
 using Kind = Utf8Unit::Kind;
@@ -71,4 +71,4 @@ TEST(Utf8, ill_formed_text_is_cut_into_maximal_parts) {
 }
 
 }  // namespace
-}  // namespace monostep::text
+}  // namespace monostep
