@@ -1,5 +1,5 @@
-// The subcommands of `monostep`. Each add_* declares its options on the root parser and stores its exit code in *status when it
-// runs; errors go to standard error through report(), results to standard output. Called by main.cc alone.
+// The subcommands of `monostep`. Each add_* declares its options on the root parser and stores its exit code in *status
+// when it runs; errors go to standard error through report(), results to standard output. Called by main.cc alone.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -81,6 +81,12 @@ Status load_tokenizer(const GenerateOptions& options, Job& job) {
   std::error_code ignored;
   if (std::filesystem::exists(file, ignored)) {
     TRY_ASSIGN(job.tokenizer, text::Tokenizer::load(file.string()));
+    if (job.tokenizer->num_ids() > job.geometry.vocab_size) {
+      return Error{Code::kCorrupt,
+                   fmt::format("has the token id {}, but the config's vocab_size is {}", job.tokenizer->num_ids() - 1,
+                               job.geometry.vocab_size),
+                   file.string()};
+    }
   } else if (options.token_ids.empty()) {
     return Error{Code::kNotFound, "the checkpoint has none, so prompts must be given as --token-ids", file.string()};
   }

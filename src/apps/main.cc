@@ -1,8 +1,10 @@
 // The program `monostep`: parses the command line (CLI11, whose exceptions end here) and runs one subcommand.
-// Exit codes: 0 done; 1 failure at run time; 2 usage or configuration; 3 model files missing or damaged; 4 no usable device.
+// Exit codes: 0 done; 1 failure at run time; 2 usage or configuration; 3 model files missing or damaged; 4 no usable
+// device.
 #include <cstdio>
 
 #include "apps/commands.h"
+#include "apps/usage.h"
 
 namespace monostep::apps {
 
@@ -19,6 +21,7 @@ int main(int argc, char** argv) {
   try {
     CLI::App root("monostep: low-latency inference for DeepSeek-V4.1-Flash", "monostep");
     root.require_subcommand(1);
+    root.set_version_flag("--version", "monostep " MONOSTEP_VERSION "\nbackends: cpu");
     monostep::apps::add_generate(root, &status);
     monostep::apps::add_trace(root, &status);
     monostep::apps::add_tokenize(root, &status);
@@ -28,7 +31,8 @@ int main(int argc, char** argv) {
     try {
       root.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      return root.exit(error) == 0 ? 0 : 2;
+      if (error.get_exit_code() == 0) return root.exit(error);  // --help and --version
+      return monostep::apps::report(monostep::apps::usage_error(root, error));
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "monostep: %s\n", error.what());

@@ -49,7 +49,7 @@ Status answer_lines(const text::Tokenizer& tokenizer) {
     const std::string out = answer(tokenizer, *line) + "\n";
     // Flushed, so that a program at the other end of a pipe gets its answer before it asks again.
     if (std::fwrite(out.data(), 1, out.size(), stdout) != out.size() || std::fflush(stdout) != 0) {
-      return Error{Code::kUnavailable, "cannot write to standard output", ""};
+      return Error{Code::kExhausted, "cannot write", "standard output"};
     }
   }
   return {};

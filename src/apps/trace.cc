@@ -1,11 +1,12 @@
-// `monostep trace`: runs the engine on a record's tokens and recorded inputs and writes what it computed under the record's names
-// (cpu/trace.h). With --token-ids instead of --case it is mode free on these tokens.
+// `monostep trace`: runs the engine on a record's tokens and recorded inputs and writes what it computed under the
+// record's names (cpu/trace.h). With --token-ids instead of --case it is mode free on these tokens.
+#include "cpu/trace.h"
+
 #include <cstdio>
 #include <string>
 
 #include "apps/commands.h"
 #include "apps/generate_options.h"
-#include "cpu/trace.h"
 
 namespace monostep::apps {
 namespace {
@@ -22,8 +23,10 @@ struct Options {
 };
 
 Status run(const Options& options) {
-  if (options.backend != "cpu") return Error{Code::kUnavailable, "no usable device: this build has the cpu backend alone", "--backend"};
-  if (options.record.empty() == options.token_ids.empty()) return Error{Code::kInvalidArgument, "give --case or --token-ids", "trace"};
+  if (options.backend != "cpu")
+    return Error{Code::kUnavailable, "no usable device: this build has the cpu backend alone", "--backend"};
+  if (options.record.empty() == options.token_ids.empty())
+    return Error{Code::kInvalidArgument, "give --case or --token-ids", "trace"};
   cpu::TraceOptions trace;
   TRY_ASSIGN(trace.mode, cpu::parse_trace_mode(options.mode));
   trace.tp = options.tp;
@@ -46,12 +49,14 @@ Status run(const Options& options) {
 }  // namespace
 
 void add_trace(CLI::App& root, int* status) {
-  CLI::App* command = root.add_subcommand("trace", "Run on recorded tokens and inputs; write what was computed, name by name");
+  CLI::App* command =
+      root.add_subcommand("trace", "Run on recorded tokens and inputs; write what was computed, name by name");
   auto options = std::make_shared<Options>();
   command->add_option("--model", options->model, "checkpoint directory")->required();
   command->add_option("--case", options->record, "record (safetensors) with tokens and the inputs that the mode feeds");
   command->add_option("--token-ids", options->token_ids, "ids separated by spaces or commas, instead of --case");
-  command->add_option("--mode", options->mode, "layer, step, cached, ffn, draft, free or decode")->capture_default_str();
+  command->add_option("--mode", options->mode, "layer, step, cached, ffn, draft, free or decode")
+      ->capture_default_str();
   command->add_option("--out", options->out, "file to write (safetensors)")->required();
   command->add_option("--backend", options->backend, "cpu")->capture_default_str();
   command->add_option("--tp", options->tp, "simulated ranks")->capture_default_str();

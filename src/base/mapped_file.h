@@ -14,7 +14,8 @@ namespace monostep {
 
 class MappedFile {
  public:
-  // Errors: kNotFound (no such file), kInvalidArgument (not a regular file), kUnavailable (the system refuses).
+  // Errors: kNotFound (no such file, or it may not be read), kInvalidArgument (not a regular file), kExhausted (the
+  // system has no room for the map).
   static Result<MappedFile> open(const std::filesystem::path& path);
 
   MappedFile() = default;
@@ -34,7 +35,7 @@ class MappedFile {
 // The whole file, refused (kCorrupt) above `max_bytes`.
 Result<std::string> read_text_file(const std::filesystem::path& path, size_t max_bytes);
 
-// Writes the whole file, replacing one that is there.
+// Writes the whole file, replacing one that is there; kExhausted where that fails.
 Status write_text_file(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace monostep

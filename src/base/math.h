@@ -1,6 +1,6 @@
-// exp, log and what is built from them, in plain double arithmetic: the same bits on every build and instruction set (libm picks
-// other code by CPU at run time). Results are within a few ulp of double, so their fp32 roundings are the correct ones but for
-// about one argument in 2^26. Used by the CPU stages and the sampling rules.
+// exp, log and what is built from them, in plain double arithmetic: the same bits on every build and instruction set
+// (libm picks other code by CPU at run time). Results are within a few ulp of double, so their fp32 roundings are the
+// correct ones but for about one argument in 2^26. Used by the CPU stages and the sampling rules.
 #pragma once
 
 #include <bit>
@@ -11,18 +11,20 @@ namespace monostep {
 
 // e^x; 0 below -745, infinity above 709.78. x = (16 e + j) ln 2 / 16 + r, so e^x = 2^e 2^(j/16) e^r with |r| <= 0.022.
 inline double exact_exp(double x) {
-  constexpr double kPowers[16] = {  // 2^(j/16), correctly rounded
+  constexpr double kPowers[16] = {
+      // 2^(j/16), correctly rounded
       0x1.0000000000000p+0, 0x1.0b5586cf9890fp+0, 0x1.172b83c7d517bp+0, 0x1.2387a6e756238p+0,
       0x1.306fe0a31b715p+0, 0x1.3dea64c123422p+0, 0x1.4bfdad5362a27p+0, 0x1.5ab07dd485429p+0,
       0x1.6a09e667f3bcdp+0, 0x1.7a11473eb0187p+0, 0x1.8ace5422aa0dbp+0, 0x1.9c49182a3f090p+0,
       0x1.ae89f995ad3adp+0, 0x1.c199bdd85529cp+0, 0x1.d5818dcfba487p+0, 0x1.ea4afa2a490dap+0};
   if (!(x > -745.0)) return x != x ? x : 0.0;
   if (x > 709.78) return std::bit_cast<double>(0x7ff0000000000000ull);
-  const double rounded = (x * 0x1.71547652b82fep+4 + 0x1.8p52) - 0x1.8p52;  // to the nearest integer
+  const double rounded = (x * 0x1.71547652b82fep+4 + 0x1.8p52) - 0x1.8p52;                  // to the nearest integer
   const double r = (x - rounded * 0x1.62e42fee00000p-5) - rounded * 0x1.a39ef35793c76p-37;  // ln 2 / 16 in two parts
   const int steps = static_cast<int>(rounded);
   const double square = r * r;
-  const double tail = (0.5 + r * (1.0 / 6.0)) + square * ((1.0 / 24.0 + r * (1.0 / 120.0)) + square * (1.0 / 720.0 + r * (1.0 / 5040.0)));
+  const double tail = (0.5 + r * (1.0 / 6.0)) +
+                      square * ((1.0 / 24.0 + r * (1.0 / 120.0)) + square * (1.0 / 720.0 + r * (1.0 / 5040.0)));
   const double power = kPowers[steps & 15];
   const double value = power + power * (r + square * tail);
   const int exponent = steps >> 4;

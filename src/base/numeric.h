@@ -1,6 +1,6 @@
-// The number formats of the checkpoint and the caches, with the same bits on host and device: bf16, e4m3, e2m1, e8m0, and the
-// three activation quantisers' scale rules. Includes nothing but <cstdint>-class headers so that device sources can use it.
-// Source: model.md 2.3 and 3.3.
+// The number formats of the checkpoint and the caches, with the same bits on host and device: bf16, e4m3, e2m1, e8m0,
+// and the three activation quantisers' scale rules. Includes nothing but <cstdint>-class headers so that device sources
+// can use it. Source: model.md 2.3 and 3.3.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,9 @@ inline float e8m0_value(uint8_t byte) {
   return byte == 0 ? std::bit_cast<float>(0x00400000u) : std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
 }
 // The byte of a power of two between 2^-126 and 2^127.
-inline uint8_t e8m0_bits(float power_of_two) { return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23); }
+inline uint8_t e8m0_bits(float power_of_two) {
+  return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23);
+}
 
 // E4M3FN: 1 sign, 4 exponent (bias 7), 3 mantissa bits; largest 448, no infinity.
 inline float e4m3_value(uint8_t code) {
@@ -60,11 +62,12 @@ inline float e2m1_value(uint8_t code) {
   const float value = std::bit_cast<float>((code & 7u) << 22) * 0x1p126f;
   return (code & 8u) ? -value : value;
 }
-// Clamped to +-6, rounded to nearest; a tie goes to the even code (0.25 down, 0.75 up, 1.25 down, 1.75 up, 2.5 down, 3.5 up, 5 down).
+// Clamped to +-6, rounded to nearest; a tie goes to the even code (0.25 down, 0.75 up, 1.25 down, 1.75 up, 2.5
+// down, 3.5 up, 5 down).
 inline uint8_t e2m1_bits(float value) {
   const float magnitude = std::fabs(value);
-  const uint8_t code = magnitude <= 0.25f  ? 0
-                       : magnitude < 0.75f ? 1
+  const uint8_t code = magnitude <= 0.25f   ? 0
+                       : magnitude < 0.75f  ? 1
                        : magnitude <= 1.25f ? 2
                        : magnitude < 1.75f  ? 3
                        : magnitude <= 2.5f  ? 4

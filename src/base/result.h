@@ -1,5 +1,6 @@
-// Result<T>: a value or an Error, for everything that a user, a file or the network can cause. Included by every module.
-// Errors carry a code, words for a person and the place they are about (file, tensor, key). No exceptions anywhere.
+// Result<T>: a value or an Error, for everything that a user, a file or the network can cause. Included by every
+// module. Errors carry a code, words for a person and the place they are about (file, tensor, key). No exceptions
+// anywhere.
 #pragma once
 
 #include <optional>
@@ -99,17 +100,17 @@ using Status = Result<void>;
 }  // namespace monostep
 
 // Leaves the enclosing function with the error of `expression` (a Result<void> or Result<T> whose value is not needed).
-#define TRY(expression)                                      \
-  do {                                                       \
-    if (auto try_result = (expression); !try_result.ok()) {  \
-      return try_result.error();                             \
-    }                                                        \
+#define TRY(expression)                                     \
+  do {                                                      \
+    if (auto try_result = (expression); !try_result.ok()) { \
+      return try_result.error();                            \
+    }                                                       \
   } while (0)
 
 // Declares `declaration` with the value of `expression`, or leaves the enclosing function with its error.
 #define TRY_ASSIGN(declaration, expression) TRY_ASSIGN_AT(declaration, expression, __LINE__)
 #define TRY_ASSIGN_AT(declaration, expression, line) TRY_ASSIGN_NAMED(declaration, expression, line)
-#define TRY_ASSIGN_NAMED(declaration, expression, line)             \
-  auto try_assign_##line = (expression);                            \
-  if (!try_assign_##line.ok()) return try_assign_##line.error();    \
+#define TRY_ASSIGN_NAMED(declaration, expression, line)          \
+  auto try_assign_##line = (expression);                         \
+  if (!try_assign_##line.ok()) return try_assign_##line.error(); \
   declaration = std::move(try_assign_##line).value()

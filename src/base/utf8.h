@@ -8,7 +8,8 @@
 
 namespace monostep {
 
-inline constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
+inline constexpr uint32_t kReplacementCodePoint = 0xfffd;
+inline constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // the same in UTF-8
 
 struct Utf8Unit {
   enum class Kind : uint8_t {

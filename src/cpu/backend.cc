@@ -29,25 +29,31 @@ Result<std::unique_ptr<CpuBackend>> CpuBackend::make(const weights::Checkpoint& 
     state.weights = std::make_unique<RankWeights>(load_rank(checkpoint, machine.layout(), rank));
     state.pools = std::make_unique<kv::Pools>(out->geometry_, options.num_pages, options.num_slots);
   }
-  if (options.checks) machine.finished = std::vector<std::atomic<int>>(static_cast<size_t>(options.tp * out->num_ctas_));
+  if (options.checks)
+    machine.finished = std::vector<std::atomic<int>>(static_cast<size_t>(options.tp * out->num_ctas_));
   return out;
 }
 
 Status CpuBackend::check(const StepInputs& inputs) const {
   const auto refuse = [](const std::string& text) { return Error{Code::kInvalidArgument, text, "step"}; };
-  if (inputs.requests.empty() || inputs.requests.size() > program::kMaxRequests) return refuse("between 1 and 8 requests are served");
+  if (inputs.requests.empty() || inputs.requests.size() > program::kMaxRequests)
+    return refuse("between 1 and 8 requests are served");
   if (inputs.rows.empty() || inputs.rows.size() > program::kMaxBand) return refuse("between 1 and 48 rows are served");
   int next_row = 0;
   for (const program::StepRequest& request : inputs.requests) {
-    if (request.first_row != next_row || request.num_rows < 1) return refuse("rows of the requests do not follow each other");
+    if (request.first_row != next_row || request.num_rows < 1)
+      return refuse("rows of the requests do not follow each other");
     next_row += request.num_rows;
     const int end = request.first_position + request.num_rows;
     if (request.first_position < 0 || end > options_.max_context) {
-      return refuse("position " + std::to_string(end - 1) + " is beyond the context of " + std::to_string(options_.max_context));
+      return refuse("position " + std::to_string(end - 1) + " is beyond the context of " +
+                    std::to_string(options_.max_context));
     }
     if (request.state_slot < 0 || request.state_slot >= options_.num_slots) return refuse("no such state slot");
-    if (static_cast<int>(request.pages.size()) * program::kPageTokens < end) return refuse("the page table is too short");
-    if (request.num_drafts >= request.num_rows || request.num_drafts > geometry_.dspark_block_size) return refuse("too many drafts");
+    if (static_cast<int>(request.pages.size()) * program::kPageTokens < end)
+      return refuse("the page table is too short");
+    if (request.num_drafts >= request.num_rows || request.num_drafts > geometry_.dspark_block_size)
+      return refuse("too many drafts");
     if (request.draft && (!request.sample || !request.context || geometry_.num_nextn_predict_layers == 0)) {
       return refuse("a draft needs a sampled token, context rows and draft layers");
     }
@@ -57,20 +63,23 @@ Status CpuBackend::check(const StepInputs& inputs) const {
   }
   if (next_row != static_cast<int>(inputs.rows.size())) return refuse("rows that belong to no request");
   for (const program::StepRow& row : inputs.rows) {
-    if (row.token < 0 || row.token >= geometry_.vocab_size) return refuse("token " + std::to_string(row.token) + " is not in the vocabulary");
+    if (row.token < 0 || row.token >= geometry_.vocab_size)
+      return refuse("token " + std::to_string(row.token) + " is not in the vocabulary");
   }
   return {};
 }
 
 void CpuBackend::choose_band(int rows) {
   const int band = program::band_of(rows);
-  const auto band_idx = static_cast<size_t>(std::find(program::kBands.begin(), program::kBands.end(), band) - program::kBands.begin());
+  const auto band_idx =
+      static_cast<size_t>(std::find(program::kBands.begin(), program::kBands.end(), band) - program::kBands.begin());
   if (!bands_[band_idx]) {
     const program::Shape shape{band, program::kMaxRequests, options_.max_context};
     bands_[band_idx] = std::make_unique<Band>(geometry_, shard_, shape, num_ctas_);
   }
   machine_.band = bands_[band_idx].get();
-  for (size_t rank = 0; rank < machine_.ranks.size(); ++rank) machine_.ranks[rank].regions = machine_.band->regions[rank].get();
+  for (size_t rank = 0; rank < machine_.ranks.size(); ++rank)
+    machine_.ranks[rank].regions = machine_.band->regions[rank].get();
 }
 
 void CpuBackend::lay_out_rows() {
@@ -83,7 +92,8 @@ void CpuBackend::lay_out_rows() {
     const int owner = static_cast<int>(request_idx);
     for (int offset = 0; offset < request.num_rows; ++offset) {
       const program::StepRow& row = inputs_.rows[static_cast<size_t>(request.first_row + offset)];
-      machine_.target_rows.push_back({request.first_row + offset, owner, row.token, request.first_position + offset, row.image, 0});
+      machine_.target_rows.push_back(
+          {request.first_row + offset, owner, row.token, request.first_position + offset, row.image, 0});
       machine_.image_row_of.push_back(row.image ? image_row++ : -1);
     }
     for (int position = 0; request.draft && position < geometry_.dspark_block_size; ++position) {
@@ -110,7 +120,8 @@ Status CpuBackend::begin_step(const StepInputs& inputs) {
 }
 
 Status CpuBackend::run(const CallRange& range) {
-  return options_.checks ? run_calls_in_random_order(machine_, range, options_.order_seed + epoch_) : run_calls(machine_, range);
+  return options_.checks ? run_calls_in_random_order(machine_, range, options_.order_seed + epoch_)
+                         : run_calls(machine_, range);
 }
 
 Result<program::Ticket> CpuBackend::decode(const StepInputs& inputs) {
@@ -119,15 +130,19 @@ Result<program::Ticket> CpuBackend::decode(const StepInputs& inputs) {
   const int head = program.section_begin(Section::kHead);
   const int context = program.section_begin(Section::kContext);
   const int draft = program.section_begin(Section::kDraft);
-  const bool wants_head = std::any_of(inputs_.rows.begin(), inputs_.rows.end(), [](const auto& row) { return row.needs_logits; });
+  const bool wants_head =
+      std::any_of(inputs_.rows.begin(), inputs_.rows.end(), [](const auto& row) { return row.needs_logits; });
   int first = 0;
   if (!wants_head) {
     TRY(run({0, head}));
     first = context;
   }
-  const int last = inputs_.any_draft() ? static_cast<int>(program.calls.size()) : inputs_.any_context() ? draft : context;
+  const int last = inputs_.any_draft()     ? static_cast<int>(program.calls.size())
+                   : inputs_.any_context() ? draft
+                                           : context;
   if (first < last) TRY(run({first, last}));
-  outputs_ = wants_head ? outputs() : program::StepOutputs{std::vector<program::RequestOutput>(inputs_.requests.size())};
+  outputs_ =
+      wants_head ? outputs() : program::StepOutputs{std::vector<program::RequestOutput>(inputs_.requests.size())};
   return ++ticket_;
 }
 

@@ -1,5 +1,6 @@
-// CpuBackend: the engine's view of the simulated machine. Lays a step out (live rows, tags), walks the program's sections that it needs
-// and reads verdicts and drafts back. One process, any number of simulated ranks. Made by `generate`, `trace` and tests.
+// CpuBackend: the engine's view of the simulated machine. Lays a step out (live rows, tags), walks the program's
+// sections that it needs and reads verdicts and drafts back. One process, any number of simulated ranks. Made by
+// `generate`, `trace` and tests.
 #pragma once
 
 #include <memory>

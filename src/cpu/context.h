@@ -1,6 +1,6 @@
-// StageContext: the only way from a stage body to regions. A read or write that the stage's declaration does not list does not
-// compile; a poll waits for the tag of the call that serves this one; a put makes a granule readable, on every rank where the
-// region's scope says so. One context is made for each (CTA, call).
+// StageContext: the only way from a stage body to regions. A read or write that the stage's declaration does not list
+// does not compile; a poll waits for the tag of the call that serves this one; a put makes a granule readable, on every
+// rank where the region's scope says so. One context is made for each (CTA, call).
 #pragma once
 
 #include <bit>

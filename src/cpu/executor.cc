@@ -36,9 +36,10 @@ constexpr std::array<StageFunction, sizeof...(Indices)> stage_functions(std::ind
 constexpr auto kStageFunctions = stage_functions(std::make_index_sequence<program::kNumStages>{});
 
 std::string describe(const Machine& machine, const Wait& wait, uint32_t seen) {
-  return "no progress: " + call_name(machine.program(), wait.call_idx) + " on rank " + std::to_string(wait.rank) + " CTA " +
-         std::to_string(wait.cta) + " waits for " + region_name(wait.region) + " granule " + std::to_string(wait.granule) +
-         ", wanted tag " + std::to_string(wait.wanted) + ", seen tag " + std::to_string(seen);
+  return "no progress: " + call_name(machine.program(), wait.call_idx) + " on rank " + std::to_string(wait.rank) +
+         " CTA " + std::to_string(wait.cta) + " waits for " + region_name(wait.region) + " granule " +
+         std::to_string(wait.granule) + ", wanted tag " + std::to_string(wait.wanted) + ", seen tag " +
+         std::to_string(seen);
 }
 
 // Every CTA is a thread; a wait spins, then yields.
@@ -74,7 +75,10 @@ class SpinWaiter : public Waiter {
 class BatonWaiter : public Waiter {
  public:
   BatonWaiter(Machine& machine, int num_workers, uint64_t seed)
-      : machine_(machine), random_(seed), wake_(static_cast<size_t>(num_workers)), workers_(static_cast<size_t>(num_workers)) {}
+      : machine_(machine),
+        random_(seed),
+        wake_(static_cast<size_t>(num_workers)),
+        workers_(static_cast<size_t>(num_workers)) {}
 
   void begin(int worker) {
     std::unique_lock lock(mutex_);
@@ -92,10 +96,9 @@ class BatonWaiter : public Waiter {
     std::unique_lock lock(mutex_);
     while (tag.load(std::memory_order_acquire) != wait.wanted) {
       if (machine_.aborted) return false;
-      workers_[static_cast<size_t>(worker)].blocked = true;
+      workers_[static_cast<size_t>(worker)] = {true, false, &wait, &tag};
       if (!anyone_can_run()) {
-        if (machine_.violation.empty()) machine_.violation = describe(machine_, wait, tag.load());
-        machine_.aborted = true;
+        give_up();
         return false;
       }
       hand_over(worker, lock);
@@ -120,10 +123,24 @@ class BatonWaiter : public Waiter {
   struct Worker {
     bool blocked = false;  // waits, and nothing was put since it looked
     bool done = false;
+    const Wait* wait = nullptr;  // the last one; it lives while the worker is blocked
+    const std::atomic<uint32_t>* tag = nullptr;
   };
 
+  // Everybody waits. The waiter of the earliest call names what is missing: every CTA has passed the call that should
+  // have put it.
+  void give_up() {
+    const Worker* first = nullptr;
+    for (const Worker& each : workers_) {
+      if (!each.done && (first == nullptr || each.wait->call_idx < first->wait->call_idx)) first = &each;
+    }
+    if (machine_.violation.empty()) machine_.violation = describe(machine_, *first->wait, first->tag->load());
+    machine_.aborted = true;
+  }
+
   bool anyone_can_run() const {
-    return std::any_of(workers_.begin(), workers_.end(), [](const Worker& each) { return !each.done && !each.blocked; });
+    return std::any_of(workers_.begin(), workers_.end(),
+                       [](const Worker& each) { return !each.done && !each.blocked; });
   }
 
   void choose_next() {

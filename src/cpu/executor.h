@@ -1,6 +1,7 @@
-// Executor: walks calls of a program over the simulated CTAs of all ranks. Each CTA runs its tasks of every call in program order and
-// waits for what it polls, as a CTA of the persistent kernel does. Two ways: a thread a CTA (generate), or one CTA at a time in a
-// random legal order with the checks of level L2 (tests). Called by the backend and by trace.
+// Executor: walks calls of a program over the simulated CTAs of all ranks. Each CTA runs its tasks of every call in
+// program order and waits for what it polls, as a CTA of the persistent kernel does. Two ways: a thread a CTA
+// (generate), or one CTA at a time in a random legal order with the checks of level L2 (tests). Called by the backend
+// and by trace.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +16,12 @@ struct CallRange {
   int last = 0;  // one past the end
 };
 
-// Runs the calls on all ranks and CTAs; returns when all are done. Errors: kInternal when nothing can proceed (names region,
-// granule, wanted and seen tag, and who waits), kInternal when a put would overwrite unread content.
+// Runs the calls on all ranks and CTAs; returns when all are done. Errors: kInternal when nothing can proceed (names
+// region, granule, wanted and seen tag, and who waits), kInternal when a put would overwrite unread content.
 Status run_calls(Machine& machine, const CallRange& range);
 
-// The same, one CTA at a time: order, task order inside a call and interleaving come from `seed`. The machine must have been made
-// with checks.
+// The same, one CTA at a time: order, task order inside a call and interleaving come from `seed`. The machine must have
+// been made with checks.
 Status run_calls_in_random_order(Machine& machine, const CallRange& range, uint64_t seed);
 
 }  // namespace monostep::cpu

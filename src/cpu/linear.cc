@@ -13,8 +13,8 @@ namespace {
 
 using program::kTile;
 
-// Hot loops are written on vectors of V lanes and compiled twice: 4 lanes for every x86-64, 8 lanes for AVX2, chosen at run time.
-// A lane is an output row, contraction is off and rows never mix, so both give the same bits.
+// Hot loops are written on vectors of V lanes and compiled twice: 4 lanes for every x86-64, 8 lanes for AVX2, chosen at
+// run time. A lane is an output row, contraction is off and rows never mix, so both give the same bits.
 template <int L>
 struct Vector {
   static constexpr int kLanes = L;
@@ -28,8 +28,8 @@ struct Vector {
 
 constexpr int kGroup = 32;
 
-// A format whose exponent and mantissa, moved into an fp32 and rebiased, are the value; a subnormal is decoded one binade up with an
-// implicit one that is worth `correction`, which is taken off again.
+// A format whose exponent and mantissa, moved into an fp32 and rebiased, are the value; a subnormal is decoded one
+// binade up with an implicit one that is worth `correction`, which is taken off again.
 struct CodeFormat {
   int32_t implicit;
   int mantissa_shift;
@@ -41,7 +41,8 @@ constexpr CodeFormat kE2m1{2, 22, 126 << 23, 1.0f};
 
 // `sign` has bit 31 alone.
 template <typename V, const CodeFormat& Format>
-MONOSTEP_INLINE void decode_lanes(const typename V::Words& magnitude, const typename V::Words& sign, typename V::Floats* out) {
+MONOSTEP_INLINE void decode_lanes(const typename V::Words& magnitude, const typename V::Words& sign,
+                                  typename V::Floats* out) {
   typedef typename V::Words Words;
   typedef typename V::Floats Floats;
   const Words subnormal = magnitude < Format.implicit;
@@ -68,7 +69,8 @@ MONOSTEP_INLINE void decode_nibble(const typename V::Words& code, typename V::Fl
 
 typedef uint8_t TileBytes __attribute__((vector_size(kTile)));
 
-// A tile's sixteen codes widened to 32 bits, in order. Written so that the compiler finds the unpack instructions of each width.
+// A tile's sixteen codes widened to 32 bits, in order. Written so that the compiler finds the unpack instructions of
+// each width.
 template <typename V>
 MONOSTEP_INLINE void widen(const uint8_t* codes, typename V::Words* out) {
   TileBytes bytes;
@@ -78,13 +80,15 @@ MONOSTEP_INLINE void widen(const uint8_t* codes, typename V::Words* out) {
     const TileHalves halves = __builtin_convertvector(bytes, TileHalves);
     typename V::Halves parts[V::kCount];
     std::memcpy(parts, &halves, sizeof(halves));
-    for (int vector = 0; vector < V::kCount; ++vector) out[vector] = __builtin_convertvector(parts[vector], typename V::Words);
+    for (int vector = 0; vector < V::kCount; ++vector)
+      out[vector] = __builtin_convertvector(parts[vector], typename V::Words);
   } else {
     typedef uint16_t Eight __attribute__((vector_size(16)));
     const TileBytes zero = {};
-    const auto low = reinterpret_cast<Eight>(__builtin_shuffle(bytes, zero, TileBytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}));
-    const auto high =
-        reinterpret_cast<Eight>(__builtin_shuffle(bytes, zero, TileBytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}));
+    const auto low = reinterpret_cast<Eight>(
+        __builtin_shuffle(bytes, zero, TileBytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}));
+    const auto high = reinterpret_cast<Eight>(
+        __builtin_shuffle(bytes, zero, TileBytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}));
     const Eight none = {};
     const Eight first = {0, 8, 1, 9, 2, 10, 3, 11};
     const Eight second = {4, 12, 5, 13, 6, 14, 7, 15};
@@ -122,18 +126,23 @@ MONOSTEP_INLINE void decode_group(const PackedLinear& weights, int64_t element, 
     std::memcpy(&halves, codes + (element + idx * V::kLanes) * 2, sizeof(halves));
     out[idx] = reinterpret_cast<typename V::Floats>(__builtin_convertvector(halves, Words) << 16);
   }
-  if (weights.kind == Kind::kF32) std::memcpy(out, codes + element * 4, static_cast<size_t>(count) * kTile * sizeof(float));
+  if (weights.kind == Kind::kF32)
+    std::memcpy(out, codes + element * 4, static_cast<size_t>(count) * kTile * sizeof(float));
 }
 
-// E8M0 scales of a tile's rows; none: 1.
+inline int64_t scale_offset(const PackedLinear& weights, int tile, int k_begin) {
+  return (static_cast<int64_t>(tile) * (weights.k / kGroup) + k_begin / kGroup) * kTile;
+}
+
+// E8M0 scales of a tile's rows.
 template <typename V>
 MONOSTEP_INLINE void decode_scales(const uint8_t* scales, typename V::Floats* out) {
-  typename V::Words code[V::kCount] = {};
-  if (scales != nullptr) widen<V>(scales, code);
+  typename V::Words code[V::kCount];
+  widen<V>(scales, code);
   for (int vector = 0; vector < V::kCount; ++vector) {
     const typename V::Words subnormal = code[vector] == 0;  // byte 0 is 2^-127
     const typename V::Words bits = (code[vector] << 23) | (subnormal & 0x00400000);
-    out[vector] = scales == nullptr ? typename V::Floats{} + 1.0f : reinterpret_cast<typename V::Floats>(bits);
+    out[vector] = reinterpret_cast<typename V::Floats>(bits);
   }
 }
 
@@ -148,18 +157,20 @@ struct Group {
 
 // Adds the group's products of `Rows` rows to their sums, [row][V::kCount].
 template <typename V, int Rows>
-MONOSTEP_INLINE void add_rows(const Group<V>& group, const Activations& inputs, const int* rows, typename V::Floats* sums) {
+MONOSTEP_INLINE void add_rows(const Group<V>& group, const Activations& inputs, const int* rows,
+                              typename V::Floats* sums) {
   const float* values[Rows];
   typename V::Floats inner[Rows][V::kCount] = {};
   for (int row = 0; row < Rows; ++row) values[row] = inputs.row(rows[row]) + group.k_begin;
   for (int k_idx = 0; k_idx < group.count; ++k_idx) {
     for (int row = 0; row < Rows; ++row) {
       const float value = values[row][k_idx];
-      for (int vector = 0; vector < V::kCount; ++vector) inner[row][vector] += value * group.weights[k_idx * V::kCount + vector];
+      for (int vector = 0; vector < V::kCount; ++vector)
+        inner[row][vector] += value * group.weights[k_idx * V::kCount + vector];
     }
   }
   for (int row = 0; row < Rows; ++row) {
-    const float scale = inputs.scales.empty() ? 1.0f : inputs.row_scales(rows[row])[group.k_begin / kGroup];
+    const float scale = inputs.row_scales(rows[row])[group.k_begin / kGroup];
     for (int vector = 0; vector < V::kCount; ++vector) {
       sums[row * V::kCount + vector] += inner[row][vector] * (group.scale[vector] * scale);
     }
@@ -177,8 +188,7 @@ MONOSTEP_INLINE void multiply(const PackedLinear& weights, const TileProduct& pr
   for (int k_begin = product.k_begin; k_begin < product.k_end; k_begin += kGroup) {
     Group<V> group{decoded, {}, k_begin, std::min(kGroup, product.k_end - k_begin)};
     decode_group<V>(weights, (static_cast<int64_t>(product.tile) * weights.k + k_begin) * kTile, group.count, decoded);
-    const int64_t scale_begin = (static_cast<int64_t>(product.tile) * (weights.k / kGroup) + k_begin / kGroup) * kTile;
-    decode_scales<V>(weights.scales.empty() ? nullptr : weights.scales.data() + scale_begin, group.scale);
+    decode_scales<V>(weights.scales.data() + scale_offset(weights, product.tile, k_begin), group.scale);
     size_t first = 0;
     for (; first + RowsAtOnce <= rows.size(); first += RowsAtOnce) {
       add_rows<V, RowsAtOnce>(group, inputs, rows.data() + first, sums + first * V::kCount);
@@ -188,14 +198,67 @@ MONOSTEP_INLINE void multiply(const PackedLinear& weights, const TileProduct& pr
   std::memcpy(sums_out, sums, rows.size() * kTile * sizeof(float));
 }
 
-void multiply_base(const PackedLinear& weights, const TileProduct& product, const Activations& inputs, std::span<const int> rows,
-                   float* sums) {
-  multiply<Vector<4>, 2>(weights, product, inputs, rows, sums);
+// Inputs that are not quantised: products are exact in double, and the sums nearly so, with one rounding at the end.
+// The reference's bf16 products are such sums; fp32 sums over a wide K would round some of them to another bf16 value.
+template <typename V>
+MONOSTEP_INLINE void multiply_plain(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
+                                    std::span<const int> rows, float* sums_out) {
+  constexpr int kPairs = V::kLanes / 2;  // doubles of a vector
+  constexpr int kCount = kTile / kPairs;
+  typedef double Doubles __attribute__((vector_size(kPairs * sizeof(double))));
+  typename V::Floats decoded[kGroup * V::kCount];
+  Doubles wide[kGroup][kCount];
+  Doubles sums[program::kMaxBand][kCount];
+  std::memset(sums, 0, rows.size() * sizeof(sums[0]));
+  for (int k_begin = product.k_begin; k_begin < product.k_end; k_begin += kGroup) {
+    const int count = std::min(kGroup, product.k_end - k_begin);
+    decode_group<V>(weights, (static_cast<int64_t>(product.tile) * weights.k + k_begin) * kTile, count, decoded);
+    if (!weights.scales.empty()) {
+      typename V::Floats scale[V::kCount];
+      decode_scales<V>(weights.scales.data() + scale_offset(weights, product.tile, k_begin), scale);
+      for (int idx = 0; idx < count * V::kCount; ++idx) decoded[idx] *= scale[idx % V::kCount];
+    }
+    for (int k_idx = 0; k_idx < count; ++k_idx) {
+      for (int lane = 0; lane < kTile; ++lane) {
+        wide[k_idx][lane / kPairs][lane % kPairs] = decoded[k_idx * V::kCount + lane / V::kLanes][lane % V::kLanes];
+      }
+    }
+    for (size_t row = 0; row < rows.size(); ++row) {
+      const float* values = inputs.row(rows[row]) + k_begin;
+      Doubles sum[kCount];
+      std::memcpy(sum, sums[row], sizeof(sum));
+      for (int k_idx = 0; k_idx < count; ++k_idx) {
+        const double value = values[k_idx];
+        for (int vector = 0; vector < kCount; ++vector) sum[vector] += value * wide[k_idx][vector];
+      }
+      std::memcpy(sums[row], sum, sizeof(sum));
+    }
+  }
+  for (size_t row = 0; row < rows.size(); ++row) {
+    for (int lane = 0; lane < kTile; ++lane) {
+      sums_out[row * kTile + static_cast<size_t>(lane)] = static_cast<float>(sums[row][lane / kPairs][lane % kPairs]);
+    }
+  }
 }
 
-__attribute__((target("avx2"))) void multiply_avx2(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
-                                                   std::span<const int> rows, float* sums) {
-  multiply<Vector<8>, 4>(weights, product, inputs, rows, sums);
+template <typename V, int RowsAtOnce>
+MONOSTEP_INLINE void multiply_any(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
+                                  std::span<const int> rows, float* sums) {
+  if (inputs.scales.empty()) {
+    multiply_plain<V>(weights, product, inputs, rows, sums);
+  } else {
+    multiply<V, RowsAtOnce>(weights, product, inputs, rows, sums);
+  }
+}
+
+void multiply_base(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
+                   std::span<const int> rows, float* sums) {
+  multiply_any<Vector<4>, 2>(weights, product, inputs, rows, sums);
+}
+
+__attribute__((target("avx2"))) void multiply_avx2(const PackedLinear& weights, const TileProduct& product,
+                                                   const Activations& inputs, std::span<const int> rows, float* sums) {
+  multiply_any<Vector<8>, 4>(weights, product, inputs, rows, sums);
 }
 
 bool has_avx2() {
@@ -222,7 +285,8 @@ void pack_codes(const MatrixView& matrix, const MatrixPart& part, PackedLinear& 
     const int64_t tile_begin = static_cast<int64_t>(row / kTile) * (part.k / unit) * kTile;
     uint8_t* to = out.codes.data() + (tile_begin + row % kTile) * bytes;
     for (int element = 0; element < part.k / unit; ++element) {
-      std::memcpy(to + static_cast<int64_t>(element) * kTile * bytes, from + element * bytes, static_cast<size_t>(bytes));
+      std::memcpy(to + static_cast<int64_t>(element) * kTile * bytes, from + element * bytes,
+                  static_cast<size_t>(bytes));
     }
   }
 }

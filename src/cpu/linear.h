@@ -1,6 +1,7 @@
-// Linears of the CPU reference: weights repacked so that 16 output rows lie beside each other, activations with their group
-// scales, and the product of one tile. Sums run over k inside a group of 32, then over the groups in order, one lane an output row:
-// the same bits on every instruction set. Source of the formula: model.md 3.3. Called by the stage bodies.
+// Linears of the CPU reference: weights repacked so that 16 output rows lie beside each other, activations with their
+// group scales, and the product of one tile. Quantised inputs: sums run over k inside a group of 32, then over the
+// groups in order, in fp32. Plain inputs: one rounding of the exact sum. One lane is an output row: the same bits on
+// every instruction set. Source of the formula: model.md 3.3. Called by the stage bodies.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct PackedLinear {
   Kind kind = Kind::kBf16;
   int n = 0;
   int k = 0;
-  // [tile][k][kTile] codes; FP4 packs k pairs: [tile][k/2][kTile] bytes, even k in the low nibble. Rows beyond n are zero.
+  // [tile][k][kTile] codes; FP4 packs k pairs: [tile][k/2][kTile] bytes, even k in the low nibble. Rows beyond n are
+  // zero.
   std::vector<uint8_t> codes;
   std::vector<uint8_t> scales;  // [tile][k/32][kTile] E8M0; FP8 and FP4 only
   int tiles() const { return ceil_div(n, program::kTile); }
@@ -30,8 +32,8 @@ struct MatrixView {
   const uint8_t* scales = nullptr;
   int k = 0;  // columns of the whole matrix
 };
-// Packs rows [row_begin, row_begin + n) and columns [k_begin, k_begin + k); both offsets and k are multiples of 32 for FP4 and FP8
-// columns.
+// Packs rows [row_begin, row_begin + n) and columns [k_begin, k_begin + k); both offsets and k are multiples of 32 for
+// FP4 and FP8 columns.
 struct MatrixPart {
   int row_begin = 0;
   int n = 0;
@@ -53,7 +55,8 @@ struct Activations {
 Activations quantize(const std::vector<float>& values, int k, std::span<const int> row_indices);
 Activations plain(std::vector<float> values, int k);
 
-// out[row_idx * kTile + lane] = sum over k in [k_begin, k_end) for the listed rows, in fp32; rows that are not listed stay.
+// out[row_idx * kTile + lane] = sum over k in [k_begin, k_end) for the listed rows, in fp32; rows that are not listed
+// stay.
 struct TileProduct {
   int tile = 0;
   int k_begin = 0;

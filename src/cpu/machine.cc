@@ -135,7 +135,8 @@ void ContextBase::put_granule(Region region, int granule) {
   if (first && machine_.fault.wrong_tag_call == where_.call_idx) {
     tag = machine_.plan().tag(machine_.inputs->epoch - 1, where_.call_idx);
   }
-  const bool push = program::decl(region).scope == Scope::kAllRanks && machine_.fault.rank_scope_call != where_.call_idx;
+  const bool push =
+      program::decl(region).scope == Scope::kAllRanks && machine_.fault.rank_scope_call != where_.call_idx;
   for (int rank = 0; push && rank < machine_.num_ranks(); ++rank) {
     if (rank == where_.rank) continue;
     RegionStore& peer = *machine_.ranks[static_cast<size_t>(rank)].regions;

@@ -1,6 +1,6 @@
-// The simulated machine: what the CTAs of all ranks share during a step - region stores with tags, weights, pools, inputs - and the
-// waiting that holds a CTA until a granule carries the wanted tag. Filled by the backend, walked by the executor, reached by the
-// stage bodies only through StageContext.
+// The simulated machine: what the CTAs of all ranks share during a step - region stores with tags, weights, pools,
+// inputs - and the waiting that holds a CTA until a granule carries the wanted tag. Filled by the backend, walked by
+// the executor, reached by the stage bodies only through StageContext.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace monostep::cpu {
 
-// One rank's hand-off areas. Values are 32-bit words (bf16 values widened, integers bit-cast); each granule has a tag, which is
-// the readiness that travels with the data.
+// One rank's hand-off areas. Values are 32-bit words (bf16 values widened, integers bit-cast); each granule has a tag,
+// which is the readiness that travels with the data.
 class RegionStore {
  public:
   explicit RegionStore(const program::Layout& layout);
@@ -53,18 +53,18 @@ struct Wait {
 class Waiter {
  public:
   virtual ~Waiter() = default;
-  // Blocks until `tag` equals wait.wanted; false when the step was given up.
+  // Waits until `tag` equals wait.wanted; false when the step was given up.
   virtual bool wait(const std::atomic<uint32_t>& tag, const Wait& wait) = 0;
-  virtual void put_happened() {}           // some tag changed
-  virtual void pause(int /*worker*/) {}    // a point where another CTA may run
+  virtual void put_happened() {}         // some tag changed
+  virtual void pause(int /*worker*/) {}  // a point where another CTA may run
 };
 
 // Faults that a test asks for (level L4 of ARCHITECTURE.md).
 struct Fault {
-  int drop_put_call = -1;     // the call whose put of granule 0 is lost on rank 0
-  int wrong_tag_call = -1;    // the call that puts granule 0 with the tag of another step on rank 0
-  int rank_scope_call = -1;   // the call whose pushes to other ranks are lost
-  int late_cta = -1;          // the CTA (rank 0) that always runs last
+  int drop_put_call = -1;    // the call whose put of granule 0 is lost on rank 0
+  int wrong_tag_call = -1;   // the call that puts granule 0 with the tag of another step on rank 0
+  int rank_scope_call = -1;  // the call whose pushes to other ranks are lost
+  int late_cta = -1;         // the CTA (rank 0) that always runs last
 };
 
 struct RankState {
@@ -75,12 +75,12 @@ struct RankState {
 
 // The draft's rows have positions that only the verdict knows.
 struct Row {
-  int idx = 0;       // row of the regions
+  int idx = 0;  // row of the regions
   int request = 0;
   int token = 0;     // target rows; draft rows: the noise token but for the anchor
   int position = 0;  // target rows
   bool image = false;
-  int block_idx = 0;  // draft rows: place in the draft block
+  int draft_pos = 0;  // draft rows: place in the draft block
 };
 
 // What a band of rows needs: sizes, task assignment, region stores, and who serves whom.
@@ -88,10 +88,11 @@ struct Band {
   Band(const model::Geometry& geometry, const model::Shard& shard, const program::Shape& shape, int num_ctas);
   program::Layout layout;
   program::Plan plan;
-  std::vector<std::unique_ptr<RegionStore>> regions;  // [ranks]
-  std::vector<std::array<int, program::kNumRegions>> writers;       // [call] the call whose content it reads, -1: none
-  std::vector<std::array<int, program::kNumRegions>> copies;        // [call] the copy that it writes
-  std::vector<std::array<int, program::kNumRegions>> last_readers;  // [call] last reader of the content that it replaces, -1: none
+  std::vector<std::unique_ptr<RegionStore>> regions;           // [ranks]
+  std::vector<std::array<int, program::kNumRegions>> writers;  // [call] the call whose content it reads, -1: none
+  std::vector<std::array<int, program::kNumRegions>> copies;   // [call] the copy that it writes
+  std::vector<std::array<int, program::kNumRegions>>
+      last_readers;  // [call] last reader of the content that it replaces, -1: none
 };
 
 struct Machine {
@@ -105,8 +106,9 @@ struct Machine {
   Waiter* waiter = nullptr;
   Fault fault;
   std::atomic<bool> aborted{false};
-  std::string violation;                   // first broken rule, by name
-  std::vector<std::atomic<int>> finished;  // [rank x CTAs + cta] calls that a CTA has finished this step; empty: checks are off
+  std::string violation;  // first broken rule, by name
+  std::vector<std::atomic<int>>
+      finished;  // [rank x CTAs + cta] calls that a CTA has finished this step; empty: checks are off
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }
   const program::Layout& layout() const { return band->layout; }

@@ -1,4 +1,5 @@
-// Small numerics that several stages share: RMSNorm, RoPE, the cache records, and sums over K-splits. Formulas: model.md 3.2-3.4.
+// Small numerics that several stages share: RMSNorm, RoPE, the cache records, and sums over K-splits. Formulas:
+// model.md 3.2-3.4.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ void rms_norm(std::span<const float> x, std::span<const float> weight, double ep
 std::vector<model::CosSin> angles_at(const std::vector<float>& frequencies, int position);
 void rotate(std::span<float> values, const std::vector<model::CosSin>& angles, bool inverse);
 
-// A window or draft ring record: e4m3 codes, then one E8M0 scale per 32 (QA). `values` are replaced by what the record holds.
+// A window or draft ring record: e4m3 codes, then one E8M0 scale per 32 (QA). `values` are replaced by what the record
+// holds.
 void pack_window(std::span<float> values, uint8_t* record);
 void unpack_window(const uint8_t* record, std::span<float> values);
 // A compressed KV record: e2m1 codes (even index in the low nibble), then one E4M3 scale per 16 (QC).
@@ -33,7 +35,7 @@ struct HyperRule {
   int sinkhorn_iters = 20;
   float eps = 1e-6f;
 };
-void finish_mix(std::span<const float> products, std::span<const float> scale, std::span<const float> base, const HyperRule& rule,
-                float* out);
+void finish_mix(std::span<const float> products, std::span<const float> scale, std::span<const float> base,
+                const HyperRule& rule, float* out);
 
 }  // namespace monostep::cpu

@@ -28,11 +28,16 @@ std::vector<float> Probe::streams_of(Region region, Stage stage, int layer_idx, 
   return out;
 }
 
-std::vector<float> Probe::attn_streams(int layer_idx, int row) { return streams_of(Region::kStreams, Stage::kFold, layer_idx, row); }
-std::vector<float> Probe::ffn_streams(int layer_idx, int row) { return streams_of(Region::kFfnStreams, Stage::kFfnFold, layer_idx, row); }
+std::vector<float> Probe::attn_streams(int layer_idx, int row) {
+  return streams_of(Region::kStreams, Stage::kFold, layer_idx, row);
+}
+std::vector<float> Probe::ffn_streams(int layer_idx, int row) {
+  return streams_of(Region::kFfnStreams, Stage::kFfnFold, layer_idx, row);
+}
 
 std::vector<float> Probe::out_streams(int layer_idx, int row) {
-  const SiteOutput site{words(Region::kFfnExchange, Stage::kExpertDown, layer_idx, 0), words(Region::kFfnStreams, Stage::kFfnFold, layer_idx, 0),
+  const SiteOutput site{words(Region::kFfnExchange, Stage::kExpertDown, layer_idx, 0),
+                        words(Region::kFfnStreams, Stage::kFfnFold, layer_idx, 0),
                         words(Region::kFfnMixOut, Stage::kFfnMix, layer_idx, 0)};
   const model::Geometry& g = layout().geometry();
   const int width = layout().slice_width();
@@ -40,7 +45,8 @@ std::vector<float> Probe::out_streams(int layer_idx, int row) {
   for (int slice = 0; slice < layout().num_slices(); ++slice) {
     const std::vector<float> x = expand(layout(), site, slice, row);
     for (int stream = 0; stream < g.hc_mult; ++stream) {
-      std::copy_n(x.begin() + stream * width, width, out.begin() + int64_t{stream} * g.hidden_size + int64_t{slice} * width);
+      std::copy_n(x.begin() + stream * width, width,
+                  out.begin() + int64_t{stream} * g.hidden_size + int64_t{slice} * width);
     }
   }
   return out;
@@ -79,7 +85,9 @@ Routing Probe::routing(int layer_idx, int row, bool image) {
                {g.experts_per_token(layer_idx), static_cast<float>(g.routed_scaling_factor)});
 }
 
-std::vector<float> Probe::logits(int row) { return row_logits(layout(), words(Region::kLogits, Stage::kHead, -1, 0), row); }
+std::vector<float> Probe::logits(int row) {
+  return row_logits(layout(), words(Region::kLogits, Stage::kHead, -1, 0), row);
+}
 
 std::vector<float> Probe::draft_logits(int request, int position) {
   std::vector<float> out;
@@ -87,7 +95,8 @@ std::vector<float> Probe::draft_logits(int request, int position) {
   const int requests = layout().shape().max_requests;
   for (int rank = 0; rank < layout().shard().tp; ++rank) {
     const float* from = words(Region::kDraftLogits, Stage::kMarkov, position, rank);
-    for (int n = 0; n < per_rank; ++n) out.push_back(from[(int64_t{n / kTile} * requests + request) * kTile + n % kTile]);
+    for (int n = 0; n < per_rank; ++n)
+      out.push_back(from[(int64_t{n / kTile} * requests + request) * kTile + n % kTile]);
   }
   return out;
 }
@@ -131,14 +140,16 @@ void Probe::feed_ffn(int layer_idx, int row, std::span<const float> streams, std
   feed_streams(Region::kStreams, Stage::kFold, layer_idx, row, streams);
   feed_mix(Region::kAttnMixOut, Stage::kAttnMix, layer_idx, row, pre);
   for (int rank = 0; rank < layout().shard().tp; ++rank) {
-    std::fill_n(words(Region::kAttnExchange, Stage::kWoB, layer_idx, rank), layout().region_words(Region::kAttnExchange), 0.0f);
+    std::fill_n(words(Region::kAttnExchange, Stage::kWoB, layer_idx, rank),
+                layout().region_words(Region::kAttnExchange), 0.0f);
   }
 }
 
 void Probe::feed_engram(int layer_idx, int row, std::span<const float> streams) {
   feed_streams(Region::kEngramStreams, Stage::kEngramFold, layer_idx, row, streams);
   for (int rank = 0; rank < layout().shard().tp; ++rank) {
-    std::fill_n(words(Region::kEngramKvOut, Stage::kEngramKv, layer_idx, rank), layout().region_words(Region::kEngramKvOut), 0.0f);
+    std::fill_n(words(Region::kEngramKvOut, Stage::kEngramKv, layer_idx, rank),
+                layout().region_words(Region::kEngramKvOut), 0.0f);
   }
 }
 
@@ -175,7 +186,8 @@ void Probe::mark_put(Stage stage, int layer_idx) {
     if (copy < 0) continue;
     // The taps' layers share one region: each puts its own part.
     const bool taps = region == Region::kTaps;
-    const int begin = taps ? machine.program().roles[static_cast<size_t>(layer_idx)].tap_idx * layout().num_slices() : 0;
+    const int begin =
+        taps ? machine.program().roles[static_cast<size_t>(layer_idx)].tap_idx * layout().num_slices() : 0;
     const int count = taps ? layout().num_slices() : layout().num_granules(region);
     for (RankState& rank : machine.ranks) {
       for (int granule = begin; granule < begin + count; ++granule) rank.regions->tag(region, copy, granule).store(tag);

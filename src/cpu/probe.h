@@ -1,5 +1,6 @@
-// What trace needs of the machine between two calls: reading a step's regions as rows of the model's quantities, and feeding recorded
-// ones. All functions work on the current step of a backend; reads take rank 0, feeds go to every rank.
+// What trace needs of the machine between two calls: reading a step's regions as rows of the model's quantities, and
+// feeding recorded ones. All functions work on the current step of a backend; reads take rank 0, feeds go to every
+// rank.
 #pragma once
 
 #include <span>
@@ -14,7 +15,8 @@ class Probe {
  public:
   explicit Probe(CpuBackend& backend) : backend_(backend) {}
 
-  // Streams [hc][hidden] of a row: at the attention site, between the sites, behind the FFN (before the next layer's Engram).
+  // Streams [hc][hidden] of a row: at the attention site, between the sites, behind the FFN (before the next layer's
+  // Engram).
   std::vector<float> attn_streams(int layer_idx, int row);
   std::vector<float> ffn_streams(int layer_idx, int row);
   std::vector<float> out_streams(int layer_idx, int row);
@@ -23,7 +25,7 @@ class Probe {
   std::vector<float> engram_gates(int layer_idx, int row);
   std::vector<float> taps(int row);  // [targets][hidden]
   Routing routing(int layer_idx, int row, bool image);
-  std::vector<float> logits(int row);        // of the target
+  std::vector<float> logits(int row);  // of the target
   std::vector<float> draft_logits(int request, int position);
   // A row region's words of the call that `stage` makes in a layer.
   std::span<float> row_words(program::Region region, program::Stage stage, int layer_idx, int row);
@@ -42,7 +44,8 @@ class Probe {
  private:
   float* words(program::Region region, program::Stage stage, int layer_idx, int rank);
   std::vector<float> streams_of(program::Region region, program::Stage stage, int layer_idx, int row);
-  void feed_streams(program::Region region, program::Stage stage, int layer_idx, int row, std::span<const float> streams);
+  void feed_streams(program::Region region, program::Stage stage, int layer_idx, int row,
+                    std::span<const float> streams);
   void feed_mix(program::Region region, program::Stage stage, int layer_idx, int row, std::span<const float> pre);
   const program::Layout& layout() { return backend_.machine().layout(); }
 

@@ -64,7 +64,8 @@ Result<Record> Record::load(const std::filesystem::path& path) {
   out.place_ = path.string();
   for (const weights::SafetensorsEntry& entry : file.entries()) {
     if (!holds_ids(entry.dtype) && entry.dtype != "F32" && entry.dtype != "BF16") {
-      return Error{Code::kCorrupt, "a record holds F32, BF16, I32 or U8, found " + entry.dtype, out.place_ + ": " + entry.name};
+      return Error{Code::kCorrupt, "a record holds F32, BF16, I32 or U8, found " + entry.dtype,
+                   out.place_ + ": " + entry.name};
     }
     Array& array = out.arrays_[entry.name];
     array.dtype = entry.dtype;
@@ -86,13 +87,27 @@ Status Record::save(const std::filesystem::path& path) const {
 }
 
 Result<const Array*> Record::get(const std::string& name, const std::vector<int64_t>& shape) const {
+  TRY_ASSIGN(const Array* array, get_shaped(name, shape));
+  if (!holds_ids(array->dtype)) return array;
+  return Error{Code::kInvalidArgument, "\"" + name + "\" is " + array->dtype + ", expected F32 or BF16", place_};
+}
+
+Result<const Array*> Record::get_ids(const std::string& name, const std::vector<int64_t>& shape) const {
+  TRY_ASSIGN(const Array* array, get_shaped(name, shape));
+  if (holds_ids(array->dtype)) return array;
+  return Error{Code::kInvalidArgument, "\"" + name + "\" is " + array->dtype + ", expected I32 or U8", place_};
+}
+
+Result<const Array*> Record::get_shaped(const std::string& name, const std::vector<int64_t>& shape) const {
   const Array* array = find(name);
   if (array == nullptr) return Error{Code::kNotFound, "the record lacks \"" + name + "\"", place_};
   bool fits = array->shape.size() == shape.size();
-  for (size_t axis = 0; fits && axis < shape.size(); ++axis) fits = shape[axis] < 0 || shape[axis] == array->shape[axis];
+  for (size_t axis = 0; fits && axis < shape.size(); ++axis)
+    fits = shape[axis] < 0 || shape[axis] == array->shape[axis];
   if (!fits) {
     return Error{Code::kInvalidArgument,
-                 "\"" + name + "\" has shape " + weights::shape_text(array->shape) + ", the model needs " + weights::shape_text(shape),
+                 "\"" + name + "\" has shape " + weights::shape_text(array->shape) + ", the model needs " +
+                     weights::shape_text(shape),
                  place_};
   }
   return array;

@@ -1,5 +1,6 @@
-// Stages of the attention site: input projections, queries, new cache rows, attention over window and selected groups, output
-// projections. Tasks: output tiles x K-splits (linears), rows (kKvNew), output groups x rows (kAttend). Formulas: model.md 3.4-3.6.
+// Stages of the attention site: input projections, queries, new cache rows, attention over window and selected groups,
+// output projections. Tasks: output tiles x K-splits (linears), rows (kKvNew), output groups x rows (kAttend).
+// Formulas: model.md 3.4-3.6.
 #include <cmath>
 
 #include "base/math.h"
@@ -32,7 +33,8 @@ void run_tiles(StageContext<S>& ctx, const std::vector<LinearSection>& sections,
     const program::TileTask part = linear_task(task, splits);
     const LinearSection& section = section_at(sections, part.tile);
     const TileProduct product = slice_of(*section.weights, part.tile - section.first_tile, part.split, splits);
-    multiply_tile(*section.weights, product, inputs_of(*section.weights), indices, out + int64_t{task} * layout.rows() * kTile);
+    multiply_tile(*section.weights, product, inputs_of(*section.weights), indices,
+                  out + int64_t{task} * layout.rows() * kTile);
     ctx.template put<Out>(task);
   }
 }
@@ -41,7 +43,8 @@ void run_tiles(StageContext<S>& ctx, const std::vector<LinearSection>& sections,
 template <Stage S>
 int position_of(StageContext<S>& ctx, const Row& row) {
   if (!ctx.draft()) return row.position;
-  return verdict_of(ctx.layout(), ctx.template read<Region::kVerdictOut>(), row.request).last_position + 1 + row.block_idx;
+  return verdict_of(ctx.layout(), ctx.template read<Region::kVerdictOut>(), row.request).last_position + 1 +
+         row.draft_pos;
 }
 
 template <Stage S>
@@ -52,7 +55,9 @@ bool poll_verdicts(StageContext<S>& ctx) {
   return true;
 }
 
-const uint8_t* record_at(const std::byte* base, int64_t offset) { return reinterpret_cast<const uint8_t*>(base + offset); }
+const uint8_t* record_at(const std::byte* base, int64_t offset) {
+  return reinterpret_cast<const uint8_t*>(base + offset);
+}
 uint8_t* record_at(std::byte* base, int64_t offset) { return reinterpret_cast<uint8_t*>(base + offset); }
 
 }  // namespace
@@ -91,7 +96,8 @@ bool poll_attn_in(StageContext<S>& ctx) {
 template <Stage S>
 PartialSums attn_in(const StageContext<S>& ctx, Linear linear) {
   const program::Layout& layout = ctx.layout();
-  return {ctx.template read<Region::kAttnInPart>(), layout.rows(), layout.first_tile(Stage::kAttnIn, linear, ctx.layer_idx()),
+  return {ctx.template read<Region::kAttnInPart>(), layout.rows(),
+          layout.first_tile(Stage::kAttnIn, linear, ctx.layer_idx()),
           layout.stage_splits(Stage::kAttnIn, ctx.layer_idx())};
 }
 
@@ -111,7 +117,8 @@ void run_stage(StageContext<Stage::kQProj>& ctx) {
   const Activations inputs = quantize(queries.values, queries.width, row_indices(ctx.rows()));
   std::vector<LinearSection> sections = {{&ctx.layer().attn.wq_b, 0}};
   if (ctx.layer().attn.index_wq_b.n > 0) {
-    sections.push_back({&ctx.layer().attn.index_wq_b, layout.first_tile(Stage::kQProj, Linear::kIndexWqB, ctx.layer_idx())});
+    sections.push_back(
+        {&ctx.layer().attn.index_wq_b, layout.first_tile(Stage::kQProj, Linear::kIndexWqB, ctx.layer_idx())});
   }
   run_tiles<Region::kQPart>(ctx, sections, [&](const PackedLinear&) -> const Activations& { return inputs; });
 }
@@ -130,7 +137,7 @@ void new_window_row(StageContext<Stage::kKvNew>& ctx, const Row& row, float* out
   std::vector<uint8_t> record(static_cast<size_t>(model::window_record_bytes(g)));
   pack_window(values, record.data());
   std::copy(values.begin(), values.end(), out + int64_t{row.idx} * g.head_dim);
-  if (ctx.draft()) return;  // the block's rows are seen in this step alone
+  if (ctx.draft()) return;  // the draft block's rows are seen in this step alone
   kv::Pools& pools = ctx.pools();
   std::byte* slot = pools.slot(ctx.inputs().requests[static_cast<size_t>(row.request)].state_slot);
   std::memcpy(slot + pools.slot_layout.ring_offset(ctx.layer_idx(), row.position), record.data(), record.size());
@@ -147,14 +154,15 @@ std::vector<float> pair_part(StageContext<Stage::kKvNew>& ctx, const Row& row, i
     sum_splits(attn_in(ctx, Linear::kCompressorGate), row_idx, 0, std::span(out).last(width));
   } else {
     const kv::Pools& pools = ctx.pools();
-    std::memcpy(out.data(), ctx.pools().slot(request.state_slot) + pools.slot_layout.pending_offset(ctx.role().owner_idx, position),
+    std::memcpy(out.data(),
+                ctx.pools().slot(request.state_slot) + pools.slot_layout.pending_offset(ctx.role().owner_idx, position),
                 out.size() * sizeof(float));
   }
   return out;
 }
 
-// The latent of the group that a row closes, before RoPE; empty where it closes none. A ratio-2 row that opens a group leaves its
-// projections in the slot.
+// The latent of the group that a row closes, before RoPE; empty where it closes none. A ratio-2 row that opens a group
+// leaves its projections in the slot.
 std::vector<float> closed_latent(StageContext<Stage::kKvNew>& ctx, const Row& row) {
   const model::Geometry& g = ctx.geometry();
   const auto width = static_cast<size_t>(g.head_dim);
@@ -166,7 +174,8 @@ std::vector<float> closed_latent(StageContext<Stage::kKvNew>& ctx, const Row& ro
     if (row.position % 2 == 0) {
       kv::Pools& pools = ctx.pools();
       std::byte* slot = pools.slot(ctx.inputs().requests[static_cast<size_t>(row.request)].state_slot);
-      std::memcpy(slot + pools.slot_layout.pending_offset(ctx.role().owner_idx, row.position), own.data(), own.size() * sizeof(float));
+      std::memcpy(slot + pools.slot_layout.pending_offset(ctx.role().owner_idx, row.position), own.data(),
+                  own.size() * sizeof(float));
       return {};
     }
     const std::vector<float> other = pair_part(ctx, row, row.position - 1);
@@ -238,14 +247,17 @@ namespace {
 
 // The keys that a row attends to, in list order; an absent entry has no data.
 struct AttentionList {
-  std::vector<float> keys;     // [entries][head_dim]
-  std::vector<bool> present;   // [entries]
+  std::vector<float> keys;    // [entries][head_dim]
+  std::vector<bool> present;  // [entries]
 };
 
 class ListBuilder {
  public:
   ListBuilder(StageContext<Stage::kAttend>& ctx, const Row& row)
-      : ctx_(ctx), row_(row), request_(ctx.inputs().requests[static_cast<size_t>(row.request)]), width_(ctx.geometry().head_dim) {}
+      : ctx_(ctx),
+        row_(row),
+        request_(ctx.inputs().requests[static_cast<size_t>(row.request)]),
+        width_(ctx.geometry().head_dim) {}
 
   AttentionList build() {
     const model::Geometry& g = ctx_.geometry();
@@ -304,7 +316,8 @@ class ListBuilder {
       kv::Pools& pools = ctx_.pools();
       const std::byte* page = pools.page(request_.pages[static_cast<size_t>(closed_at / program::kPageTokens)]);
       const int in_page = group % (program::kPageTokens / ratio);
-      unpack_compressed(record_at(page, pools.page_layout.compressed_offset(ctx_.role().owner_idx, in_page)), next(true));
+      unpack_compressed(record_at(page, pools.page_layout.compressed_offset(ctx_.role().owner_idx, in_page)),
+                        next(true));
     }
   }
 
@@ -334,7 +347,8 @@ class ListBuilder {
 
 constexpr int kListChunk = 64;
 
-// One head over its list, in chunks with a running maximum; the sink enters the denominator alone. out: [head_dim] before rounding.
+// One head over its list, in chunks with a running maximum; the sink enters the denominator alone. out: [head_dim]
+// before rounding.
 void attend_head(const AttentionList& list, std::span<const float> query, float sink, std::span<float> out) {
   const int width = static_cast<int>(query.size());
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(width)));
@@ -458,7 +472,8 @@ void run_stage(StageContext<Stage::kWoB>& ctx) {
   for (const Row& row : ctx.rows()) {
     for (int group = 0; group < groups; ++group) {
       const PartialSums sums{ctx.read<Region::kOaPart>(), layout.rows(), group * tiles, splits};
-      sum_splits(sums, row.idx, 0, rows.row(row.idx).subspan(static_cast<size_t>(group * rank_width), static_cast<size_t>(rank_width)));
+      sum_splits(sums, row.idx, 0,
+                 rows.row(row.idx).subspan(static_cast<size_t>(group * rank_width), static_cast<size_t>(rank_width)));
     }
     round_all(rows.row(row.idx));
   }

@@ -3,7 +3,8 @@
 
 namespace monostep::cpu {
 
-RowValues normed_rows(const program::Layout& layout, const float* u, const std::vector<Row>& rows, const std::vector<float>& norm) {
+RowValues normed_rows(const program::Layout& layout, const float* u, const std::vector<Row>& rows,
+                      const std::vector<float>& norm) {
   const int hidden = layout.geometry().hidden_size;
   const int width = layout.slice_width();
   RowValues out(layout.rows(), hidden);

@@ -1,5 +1,5 @@
-// What several stage bodies do with the regions that they have polled: sums over K-splits, normed and quantised inputs, tile tasks.
-// Layout of partial sums: [granule = tile x splits + split][row][kTile].
+// What several stage bodies do with the regions that they have polled: sums over K-splits, normed and quantised inputs,
+// tile tasks. Layout of partial sums: [granule = tile x splits + split][row][kTile].
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,8 @@ inline void sum_splits(const PartialSums& from, int row, int begin, std::span<fl
   const int64_t stride = int64_t{from.rows} * kTile;  // between splits
   for (size_t idx = 0; idx < out.size(); ++idx) {
     const int n = begin + static_cast<int>(idx);
-    const float* part = from.words + (int64_t{from.first_tile + n / kTile} * from.splits * from.rows + row) * kTile + n % kTile;
+    const float* part =
+        from.words + (int64_t{from.first_tile + n / kTile} * from.splits * from.rows + row) * kTile + n % kTile;
     float sum = part[0];
     for (int split = 1; split < from.splits; ++split) sum += part[split * stride];
     out[idx] = sum;
@@ -52,14 +53,16 @@ inline std::vector<int> row_indices(const std::vector<Row>& rows) {
 struct RowValues {
   int width = 0;
   std::vector<float> values;
-  RowValues(int num_rows, int row_width) : width(row_width), values(static_cast<size_t>(num_rows) * static_cast<size_t>(row_width)) {}
+  RowValues(int num_rows, int row_width)
+      : width(row_width), values(static_cast<size_t>(num_rows) * static_cast<size_t>(row_width)) {}
   std::span<float> row(int idx) {
     return std::span(values).subspan(static_cast<size_t>(idx) * static_cast<size_t>(width), static_cast<size_t>(width));
   }
 };
 
 // Collapsed inputs [slice][row][width] of the live rows, normed: [row][hidden] bf16.
-RowValues normed_rows(const program::Layout& layout, const float* u, const std::vector<Row>& rows, const std::vector<float>& norm);
+RowValues normed_rows(const program::Layout& layout, const float* u, const std::vector<Row>& rows,
+                      const std::vector<float>& norm);
 
 // The live row with this region row, null where it is dead.
 inline const Row* live_row(const std::vector<Row>& rows, int row_idx) {

@@ -1,6 +1,6 @@
-// Stages of DSpark: the context rows of the draft layers, the Markov chain over the draft positions, ids and confidences. Tasks:
-// output tiles x K-splits (projections), draft layers x rows (kContextNew), vocabulary tiles (kMarkov), requests (kDraftOut).
-// Formulas: model.md 5.1.
+// Stages of DSpark: the context rows of the draft layers, the Markov chain over the draft positions, ids and
+// confidences. Tasks: output tiles x K-splits (projections), draft layers x rows (kContextNew), vocabulary tiles
+// (kMarkov), requests (kDraftOut). Formulas: model.md 5.1.
 #include "cpu/stage_common.h"
 #include "cpu/stages.h"
 
@@ -43,7 +43,8 @@ void run_stage(StageContext<Stage::kMainProj>& ctx) {
   float* out = ctx.write<Region::kMainPart>();
   for (const int task : ctx.tasks()) {
     const program::TileTask part = linear_task(task, splits);
-    multiply_tile(weights, slice_of(weights, part.tile, part.split, splits), inputs, indices, out + int64_t{task} * layout.rows() * kTile);
+    multiply_tile(weights, slice_of(weights, part.tile, part.split, splits), inputs, indices,
+                  out + int64_t{task} * layout.rows() * kTile);
     ctx.put<Region::kMainPart>(task);
   }
 }
@@ -71,7 +72,8 @@ void run_stage(StageContext<Stage::kContextProj>& ctx) {
     const int layer_idx = g.num_hidden_layers + task / tasks_per_layer;
     const PackedLinear& weights = ctx.weights().layers[static_cast<size_t>(layer_idx)].attn.wkv;
     const program::TileTask part = linear_task(task % tasks_per_layer, splits);
-    multiply_tile(weights, slice_of(weights, part.tile, part.split, splits), inputs, indices, out + int64_t{task} * layout.rows() * kTile);
+    multiply_tile(weights, slice_of(weights, part.tile, part.split, splits), inputs, indices,
+                  out + int64_t{task} * layout.rows() * kTile);
     ctx.put<Region::kContextPart>(task);
   }
 }
@@ -141,7 +143,7 @@ std::vector<float> markov_row(const ContextBase& ctx, int token) {
 std::vector<int> drafting(const ContextBase& ctx) {
   std::vector<int> out;
   for (const Row& row : ctx.rows()) {
-    if (row.block_idx == 0) out.push_back(row.request);
+    if (row.draft_pos == 0) out.push_back(row.request);
   }
   return out;
 }
@@ -217,7 +219,8 @@ void run_stage(StageContext<Stage::kDraftOut>& ctx) {
       }
       const std::vector<float> embedding = markov_row(ctx, token);
       std::copy(embedding.begin(), embedding.end(), features.begin() + g.hidden_size);
-      draft[count + position] = dot(features.data(), ctx.weights().confidence.data(), static_cast<int>(features.size()));
+      draft[count + position] =
+          dot(features.data(), ctx.weights().confidence.data(), static_cast<int>(features.size()));
       const int writer = ctx.program().find(Stage::kMarkov, position);
       for (int granule = 0; granule < layout.num_granules(Region::kMarkovTop); ++granule) {
         if (!ctx.poll_from<Region::kMarkovTop>(writer, granule)) return;

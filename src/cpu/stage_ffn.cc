@@ -1,5 +1,6 @@
-// Stages of the FFN site: router and shared expert in, routed experts up, all experts down. Tasks: output tiles x K-splits (kFfnIn),
-// distinct expert x tile x split (kExpertUp), output tiles of all experts (kExpertDown). Formulas: model.md 3.7.
+// Stages of the FFN site: router and shared expert in, routed experts up, all experts down. Tasks: output tiles x
+// K-splits (kFfnIn), distinct expert x tile x split (kExpertUp), output tiles of all experts (kExpertDown). Formulas:
+// model.md 3.7.
 #include <cmath>
 
 #include "base/math.h"
@@ -20,7 +21,8 @@ template <Stage S>
 StepRouting route_rows(const StageContext<S>& ctx) {
   const program::Layout& layout = ctx.layout();
   const int num_experts = ctx.geometry().num_experts(ctx.layer_idx());
-  const PartialSums router{ctx.template read<Region::kFfnInPart>(), layout.rows(), 0, layout.stage_splits(Stage::kFfnIn, ctx.layer_idx())};
+  const PartialSums router{ctx.template read<Region::kFfnInPart>(), layout.rows(), 0,
+                           layout.stage_splits(Stage::kFfnIn, ctx.layer_idx())};
   StepRouting out;
   out.rows.resize(static_cast<size_t>(layout.rows()));
   std::vector<bool> taken(static_cast<size_t>(num_experts));
@@ -29,8 +31,9 @@ StepRouting route_rows(const StageContext<S>& ctx) {
     sum_splits(router, row.idx, 0, logits);
     const FfnWeights& weights = ctx.layer().ffn;
     Routing& routing = out.rows[static_cast<size_t>(row.idx)];
-    routing = route(logits, row.image ? weights.bias_vl : weights.bias,
-                    {ctx.geometry().experts_per_token(ctx.layer_idx()), static_cast<float>(ctx.geometry().routed_scaling_factor)});
+    routing = route(
+        logits, row.image ? weights.bias_vl : weights.bias,
+        {ctx.geometry().experts_per_token(ctx.layer_idx()), static_cast<float>(ctx.geometry().routed_scaling_factor)});
     for (const int expert : routing.experts) taken[static_cast<size_t>(expert)] = true;
   }
   for (int expert = 0; expert < num_experts; ++expert) {
@@ -79,7 +82,8 @@ Routing route(std::span<const float> logits, std::span<const float> bias, const 
   Routing out{order, {}};
   float sum = 0;
   for (const int expert : order) sum += scores[static_cast<size_t>(expert)];
-  for (const int expert : order) out.weights.push_back(scores[static_cast<size_t>(expert)] / (sum + 1e-20f) * rule.scale);
+  for (const int expert : order)
+    out.weights.push_back(scores[static_cast<size_t>(expert)] / (sum + 1e-20f) * rule.scale);
   return out;
 }
 
@@ -101,8 +105,8 @@ void run_stage(StageContext<Stage::kFfnIn>& ctx) {
     const bool router = part.tile < w1_tile;
     const PackedLinear& linear = router ? weights.router : part.tile < w3_tile ? weights.shared_w1 : weights.shared_w3;
     const int first_tile = router ? 0 : part.tile < w3_tile ? w1_tile : w3_tile;
-    multiply_tile(linear, slice_of(linear, part.tile - first_tile, part.split, splits), router ? values : quantized, indices,
-                  out + int64_t{task} * layout.rows() * kTile);
+    multiply_tile(linear, slice_of(linear, part.tile - first_tile, part.split, splits), router ? values : quantized,
+                  indices, out + int64_t{task} * layout.rows() * kTile);
     ctx.put<Region::kFfnInPart>(task);
   }
 }
@@ -134,9 +138,10 @@ void run_stage(StageContext<Stage::kExpertUp>& ctx) {
       const PackedLinear& weights = (which == 0 ? ctx.layer().ffn.w1 : ctx.layer().ffn.w3)[static_cast<size_t>(expert)];
       multiply_tile(weights, slice_of(weights, part.tile, part.split, splits), inputs, indices, product.data());
       for (const int row_idx : indices) {
-        const int row_slot = row_idx * most_slots(ctx.geometry()) + slot_of(routing.rows[static_cast<size_t>(row_idx)], expert);
-        std::memcpy(out + expert_offset(layout, which, task % tasks_per_expert, row_slot), product.data() + row_idx * kTile,
-                    kTile * sizeof(float));
+        const int row_slot =
+            row_idx * most_slots(ctx.geometry()) + slot_of(routing.rows[static_cast<size_t>(row_idx)], expert);
+        std::memcpy(out + expert_offset(layout, which, task % tasks_per_expert, row_slot),
+                    product.data() + row_idx * kTile, kTile * sizeof(float));
       }
     }
     ctx.put<Region::kExpertPart>(task);
@@ -146,7 +151,8 @@ void run_stage(StageContext<Stage::kExpertUp>& ctx) {
 namespace {
 
 // A routed expert's g (which 0) or u (which 1) of a row and slot, summed over the K-splits.
-void sum_expert(const program::Layout& layout, const float* words, int which, int row_slot, int splits, std::span<float> out) {
+void sum_expert(const program::Layout& layout, const float* words, int which, int row_slot, int splits,
+                std::span<float> out) {
   for (size_t begin = 0; begin < out.size(); begin += kTile) {
     const int tile_split = static_cast<int>(begin) / kTile * splits;
     for (int split = 0; split < splits; ++split) {
@@ -158,7 +164,8 @@ void sum_expert(const program::Layout& layout, const float* words, int which, in
   }
 }
 
-// Quantised hidden activations of every (row, slot), the shared expert behind the routed ones: [row x (slots + 1) + slot][width].
+// Quantised hidden activations of every (row, slot), the shared expert behind the routed ones: [row x (slots + 1) +
+// slot][width].
 Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, const StepRouting& routing) {
   const program::Layout& layout = ctx.layout();
   const int width = layout.shard().expert_width;
@@ -172,7 +179,8 @@ Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, cons
                               layout.first_tile(Stage::kFfnIn, Linear::kSharedW3, ctx.layer_idx())};
   RowValues out(layout.rows() * (slots + 1), width);
   std::vector<int> live;  // (row, slot) in use
-  std::vector<float> parts[2] = {std::vector<float>(static_cast<size_t>(width)), std::vector<float>(static_cast<size_t>(width))};
+  std::vector<float> parts[2] = {std::vector<float>(static_cast<size_t>(width)),
+                                 std::vector<float>(static_cast<size_t>(width))};
   for (const Row& row : ctx.rows()) {
     const Routing& choice = routing.rows[static_cast<size_t>(row.idx)];
     for (size_t slot = 0; slot < choice.experts.size(); ++slot) {
@@ -182,7 +190,8 @@ Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, cons
       live.push_back(row.idx * (slots + 1) + static_cast<int>(slot));
       gated(parts[0], parts[1], choice.weights[slot], limit, out.row(live.back()).data());
     }
-    for (int which = 0; which < 2; ++which) sum_splits({in_words, layout.rows(), shared_tiles[which], in_splits}, row.idx, 0, parts[which]);
+    for (int which = 0; which < 2; ++which)
+      sum_splits({in_words, layout.rows(), shared_tiles[which], in_splits}, row.idx, 0, parts[which]);
     live.push_back(row.idx * (slots + 1) + slots);
     gated(parts[0], parts[1], 1.0f, limit, out.row(live.back()).data());
   }
@@ -196,9 +205,12 @@ void run_stage(StageContext<Stage::kExpertDown>& ctx) {
   const program::Layout& layout = ctx.layout();
   const int layer_idx = ctx.layer_idx();
   const int slots = most_slots(ctx.geometry());
-  if (!ctx.poll_range<Region::kFfnInPart>(0, layout.stage_tiles(Stage::kFfnIn, layer_idx) * layout.stage_splits(Stage::kFfnIn, layer_idx))) return;
+  if (!ctx.poll_range<Region::kFfnInPart>(
+          0, layout.stage_tiles(Stage::kFfnIn, layer_idx) * layout.stage_splits(Stage::kFfnIn, layer_idx)))
+    return;
   const StepRouting routing = route_rows(ctx);
-  const int tasks_per_expert = layout.stage_tiles(Stage::kExpertUp, layer_idx) * layout.stage_splits(Stage::kExpertUp, layer_idx);
+  const int tasks_per_expert =
+      layout.stage_tiles(Stage::kExpertUp, layer_idx) * layout.stage_splits(Stage::kExpertUp, layer_idx);
   if (!ctx.poll_range<Region::kExpertPart>(0, static_cast<int>(routing.experts.size()) * tasks_per_expert)) return;
   const Activations hidden = hidden_activations(ctx, routing);
   const int tiles = layout.stage_tiles(Stage::kExpertDown, layer_idx);
@@ -210,7 +222,8 @@ void run_stage(StageContext<Stage::kExpertDown>& ctx) {
     std::fill_n(sums, layout.rows() * kTile, 0.0f);
     const auto add = [&](const PackedLinear& weights, const std::vector<int>& inputs) {
       multiply_tile(weights, {task, 0, weights.k}, hidden, inputs, product.data());
-      for (const int input : inputs) add_scaled(sums + input / (slots + 1) * kTile, product.data() + input * kTile, 1.0f, kTile);
+      for (const int input : inputs)
+        add_scaled(sums + input / (slots + 1) * kTile, product.data() + input * kTile, 1.0f, kTile);
     };
     for (const int expert : routing.experts) {
       std::vector<int> inputs;

@@ -1,5 +1,6 @@
-// Stages of the residual streams: fold, Engram, mHC mixing. Tasks: slices of the hidden dimension for all rows (folds), rows (mixes),
-// output tiles (Engram's wkv). Exact but for fp32 sums, which are bounded. Formulas: model.md 3.2 and 3.8.
+// Stages of the residual streams: fold, Engram, mHC mixing. Tasks: slices of the hidden dimension for all rows (folds),
+// rows (mixes), output tiles (Engram's wkv). Exact but for fp32 sums, which are bounded. Formulas: model.md 3.2
+// and 3.8.
 #include <cmath>
 
 #include "base/math.h"
@@ -41,7 +42,8 @@ SliceStreams expand(const program::Layout& layout, const SiteOutput& site, int s
     for (int column = 0; column < width; ++column) {
       float sum = 0;
       for (int from = 0; from < hc; ++from) sum += mix[2 * hc + from * hc + stream] * x[from * width + column];
-      out[static_cast<size_t>(stream * width + column)] = round_bf16(mix[hc + stream] * y[static_cast<size_t>(column)] + sum);
+      out[static_cast<size_t>(stream * width + column)] =
+          round_bf16(mix[hc + stream] * y[static_cast<size_t>(column)] + sum);
     }
   }
   return out;
@@ -148,7 +150,8 @@ void row_classes(StageContext<Stage::kEngramKv>& ctx, const Row& row, std::vecto
     } else {
       const kv::Pools& pools = ctx.pools();
       int32_t stored;
-      std::memcpy(&stored, ctx.pools().slot(request.state_slot) + pools.slot_layout.class_offset(position), sizeof(stored));
+      std::memcpy(&stored, ctx.pools().slot(request.state_slot) + pools.slot_layout.class_offset(position),
+                  sizeof(stored));
       classes[back] = stored;
     }
   }
@@ -198,7 +201,8 @@ bool poll_site(StageContext<S>& ctx, int slice) {
 }
 
 void copy_streams(const program::Layout& layout, const SliceStreams& x, int slice, int row, float* out) {
-  std::memcpy(out + (int64_t{slice} * layout.rows() + row) * static_cast<int64_t>(x.size()), x.data(), x.size() * sizeof(float));
+  std::memcpy(out + (int64_t{slice} * layout.rows() + row) * static_cast<int64_t>(x.size()), x.data(),
+              x.size() * sizeof(float));
 }
 
 // Streams of a layer's start before Engram: the embedding at the first backbone and draft layer, else the FFN's expand.
@@ -228,7 +232,7 @@ class LayerStart {
     }
     int token = row.token;
     if constexpr (program::may_read(S, Region::kVerdictOut)) {
-      if (ctx_.draft() && row.block_idx == 0) {
+      if (ctx_.draft() && row.draft_pos == 0) {
         token = verdict_of(ctx_.layout(), ctx_.template read<Region::kVerdictOut>(), row.request).anchor;
       }
     }
@@ -261,9 +265,11 @@ void run_stage(StageContext<Stage::kEngramKv>& ctx) {
     model::engram_rows(table, g.engram_n_heads, ctx.tables().pad_class, classes, rows);
     for (int column = 0; column < num_columns; ++column) {
       const uint8_t* codes = weights.codes + rows[static_cast<size_t>(column)] * g.engram_head_dim;
-      const uint8_t* scales = weights.scales + rows[static_cast<size_t>(column)] * (g.engram_head_dim / kActivationGroup);
+      const uint8_t* scales =
+          weights.scales + rows[static_cast<size_t>(column)] * (g.engram_head_dim / kActivationGroup);
       float* out = gathered.row(row.idx).data() + column * g.engram_head_dim;
-      for (int d = 0; d < g.engram_head_dim; ++d) out[d] = e4m3_value(codes[d]) * e8m0_value(scales[d / kActivationGroup]);
+      for (int d = 0; d < g.engram_head_dim; ++d)
+        out[d] = e4m3_value(codes[d]) * e8m0_value(scales[d / kActivationGroup]);
     }
   }
   const std::vector<int> indices = row_indices(ctx.rows());
@@ -302,7 +308,8 @@ void run_stage(StageContext<Stage::kEngramFold>& ctx) {
         const float* w = gate_weight.data() + int64_t{stream} * ctx.geometry().hidden_size + slice * width;
         const float* xs = x.data() + stream * width;
         float product = 0;
-        for (int column = 0; column < width; ++column) product += xs[column] * w[column] * key[static_cast<size_t>(column)];
+        for (int column = 0; column < width; ++column)
+          product += xs[column] * w[column] * key[static_cast<size_t>(column)];
         dots[stream * 3] = product;
         dots[stream * 3 + 1] = dot(xs, xs, width);
         dots[stream * 3 + 2] = dot(key.data(), key.data(), width);
@@ -402,7 +409,8 @@ void run_stage(StageContext<Stage::kFold>& ctx) {
       }
       copy_streams(layout, x, slice, row.idx, streams_out);
       std::copy(x.begin(), x.end(), inputs.values.begin() + int64_t{row.idx} * inputs.k);
-      collapse(layout, x, start.pre(row.idx), u_out + (int64_t{slice} * layout.rows() + row.idx) * layout.slice_width());
+      collapse(layout, x, start.pre(row.idx),
+               u_out + (int64_t{slice} * layout.rows() + row.idx) * layout.slice_width());
       if (ctx.role().tap_idx >= 0) write_tap(ctx, x, slice, row);
     }
     mix_products(layout, ctx.layer().hyper_attn, slice, ctx.rows(), inputs,
@@ -420,7 +428,8 @@ void run_stage(StageContext<Stage::kAttnMix>& ctx) {
   float* out = ctx.write<Region::kAttnMixOut>();
   for (const int row : ctx.tasks()) {
     if (live_row(ctx.rows(), row) == nullptr) continue;
-    finish_row_mix(ctx, ctx.layer().hyper_attn, ctx.read<Region::kAttnMixPart>(), row, out + int64_t{row} * ctx.layout().mix_outputs());
+    finish_row_mix(ctx, ctx.layer().hyper_attn, ctx.read<Region::kAttnMixPart>(), row,
+                   out + int64_t{row} * ctx.layout().mix_outputs());
     ctx.put<Region::kAttnMixOut>(row);
   }
 }
@@ -431,7 +440,8 @@ void run_stage(StageContext<Stage::kFfnMix>& ctx) {
   float* out = ctx.write<Region::kFfnMixOut>();
   for (const int row : ctx.tasks()) {
     if (live_row(ctx.rows(), row) == nullptr) continue;
-    finish_row_mix(ctx, ctx.layer().hyper_ffn, ctx.read<Region::kFfnMixPart>(), row, out + int64_t{row} * ctx.layout().mix_outputs());
+    finish_row_mix(ctx, ctx.layer().hyper_ffn, ctx.read<Region::kFfnMixPart>(), row,
+                   out + int64_t{row} * ctx.layout().mix_outputs());
     ctx.put<Region::kFfnMixOut>(row);
   }
 }
@@ -440,7 +450,8 @@ template <>
 void run_stage(StageContext<Stage::kFfnFold>& ctx) {
   const program::Layout& layout = ctx.layout();
   if (!ctx.poll_rows<Region::kAttnMixOut>(ctx.rows())) return;
-  const SiteOutput site{ctx.read<Region::kAttnExchange>(), ctx.read<Region::kStreams>(), ctx.read<Region::kAttnMixOut>()};
+  const SiteOutput site{ctx.read<Region::kAttnExchange>(), ctx.read<Region::kStreams>(),
+                        ctx.read<Region::kAttnMixOut>()};
   float* streams_out = ctx.write<Region::kFfnStreams>();
   float* u_out = ctx.write<Region::kFfnU>();
   float* mix_out = ctx.write<Region::kFfnMixPart>();
@@ -468,7 +479,8 @@ template <>
 void run_stage(StageContext<Stage::kHeadFold>& ctx) {
   const program::Layout& layout = ctx.layout();
   if (!ctx.poll_rows<Region::kFfnMixOut>(ctx.rows())) return;
-  const SiteOutput site{ctx.read<Region::kFfnExchange>(), ctx.read<Region::kFfnStreams>(), ctx.read<Region::kFfnMixOut>()};
+  const SiteOutput site{ctx.read<Region::kFfnExchange>(), ctx.read<Region::kFfnStreams>(),
+                        ctx.read<Region::kFfnMixOut>()};
   float* u_out = ctx.write<Region::kHeadU>();
   for (const int slice : ctx.tasks()) {
     if (!poll_site<Region::kFfnExchange, Region::kFfnStreams>(ctx, slice)) return;

@@ -1,5 +1,5 @@
-// Stages of the head: logits, sampling, verdict. Tasks: vocabulary tiles (kHead), rows (kSample), requests (kVerdict). Ids are exact
-// given the logits. Formulas: model.md 3.1 and 5.2; the rules themselves are program/sampling.
+// Stages of the head: logits, sampling, verdict. Tasks: vocabulary tiles (kHead), rows (kSample), requests (kVerdict).
+// Ids are exact given the logits. Formulas: model.md 3.1 and 5.2; the rules themselves are program/sampling.
 #include "cpu/stage_common.h"
 #include "cpu/stages.h"
 #include "program/sampling.h"
@@ -8,7 +8,9 @@ namespace monostep::cpu {
 namespace {
 
 // First row of a request that yields a token: the row before its drafts.
-int first_sampled_row(const program::StepRequest& request) { return request.first_row + request.num_rows - 1 - request.num_drafts; }
+int first_sampled_row(const program::StepRequest& request) {
+  return request.first_row + request.num_rows - 1 - request.num_drafts;
+}
 
 }  // namespace
 

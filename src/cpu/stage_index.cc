@@ -1,6 +1,6 @@
-// Stages of the indexer: scores of a request's rows over the visible groups, and the selection. Tasks: request x chunk of groups
-// (kIndexScore), rows (kIndexSelect). Scores keep the reference's three bf16 roundings; ties go to the smaller position.
-// Formulas: model.md 3.6.
+// Stages of the indexer: scores of a request's rows over the visible groups, and the selection. Tasks: request x chunk
+// of groups (kIndexScore), rows (kIndexSelect). Scores keep the reference's three bf16 roundings; ties go to the
+// smaller position. Formulas: model.md 3.6.
 #include <cmath>
 #include <limits>
 
@@ -31,7 +31,8 @@ IndexQuery index_query(StageContext<Stage::kIndexScore>& ctx, const Row& row) {
   const int layer_idx = ctx.layer_idx();
   IndexQuery out;
   out.queries.resize(static_cast<size_t>(g.index_n_heads * g.index_head_dim));
-  const PartialSums q{ctx.read<Region::kQPart>(), layout.rows(), layout.first_tile(Stage::kQProj, Linear::kIndexWqB, layer_idx),
+  const PartialSums q{ctx.read<Region::kQPart>(), layout.rows(),
+                      layout.first_tile(Stage::kQProj, Linear::kIndexWqB, layer_idx),
                       layout.stage_splits(Stage::kQProj, layer_idx)};
   sum_splits(q, row.idx, 0, out.queries);
   round_all(out.queries);
@@ -44,11 +45,12 @@ IndexQuery index_query(StageContext<Stage::kIndexScore>& ctx, const Row& row) {
     pack_index(query, record.data());
   }
   out.weights.resize(static_cast<size_t>(g.index_n_heads));
-  const PartialSums w{ctx.read<Region::kAttnInPart>(), layout.rows(), layout.first_tile(Stage::kAttnIn, Linear::kIndexWeights, layer_idx),
+  const PartialSums w{ctx.read<Region::kAttnInPart>(), layout.rows(),
+                      layout.first_tile(Stage::kAttnIn, Linear::kIndexWeights, layer_idx),
                       layout.stage_splits(Stage::kAttnIn, layer_idx)};
   sum_splits(w, row.idx, 0, out.weights);
-  const auto scale =
-      static_cast<float>(1.0 / std::sqrt(static_cast<double>(g.index_head_dim)) / std::sqrt(static_cast<double>(g.index_n_heads)));
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(g.index_head_dim)) /
+                                        std::sqrt(static_cast<double>(g.index_n_heads)));
   for (float& weight : out.weights) weight = round_bf16(round_bf16(weight) * scale);
   return out;
 }
@@ -56,7 +58,8 @@ IndexQuery index_query(StageContext<Stage::kIndexScore>& ctx, const Row& row) {
 float score(const IndexQuery& query, const std::vector<float>& key) {
   float sum = 0;
   for (size_t head = 0; head < query.weights.size(); ++head) {
-    const float product = round_bf16(dot(query.queries.data() + head * key.size(), key.data(), static_cast<int>(key.size())));
+    const float product =
+        round_bf16(dot(query.queries.data() + head * key.size(), key.data(), static_cast<int>(key.size())));
     sum += round_bf16(std::max(product, 0.0f) * query.weights[head]);
   }
   return round_bf16(sum);
@@ -75,7 +78,8 @@ std::vector<float> index_key(StageContext<Stage::kIndexScore>& ctx, const progra
   }
   kv::Pools& pools = ctx.pools();
   const std::byte* page = pools.page(request.pages[static_cast<size_t>(closed_at / program::kPageTokens)]);
-  const int64_t offset = pools.page_layout.index_key_offset(ctx.role().owner_idx, group % (program::kPageTokens / ratio));
+  const int64_t offset =
+      pools.page_layout.index_key_offset(ctx.role().owner_idx, group % (program::kPageTokens / ratio));
   unpack_index(reinterpret_cast<const uint8_t*>(page + offset), key);
   return key;
 }
@@ -95,7 +99,9 @@ bool poll_score(StageContext<Stage::kIndexScore>& ctx) {
   const int layer_idx = ctx.layer_idx();
   const int tiles = layout.size(Linear::kIndexWqB, layer_idx).tiles();
   const int q_splits = layout.stage_splits(Stage::kQProj, layer_idx);
-  if (!ctx.poll_range<Region::kQPart>(layout.first_tile(Stage::kQProj, Linear::kIndexWqB, layer_idx) * q_splits, tiles * q_splits)) return false;
+  if (!ctx.poll_range<Region::kQPart>(layout.first_tile(Stage::kQProj, Linear::kIndexWqB, layer_idx) * q_splits,
+                                      tiles * q_splits))
+    return false;
   const int weight_tiles = layout.size(Linear::kIndexWeights, layer_idx).tiles();
   const int splits = layout.stage_splits(Stage::kAttnIn, layer_idx);
   const int first_tile = layout.first_tile(Stage::kAttnIn, Linear::kIndexWeights, layer_idx);
@@ -154,7 +160,8 @@ std::vector<int> best(std::span<const float> scores, int count) {
     return left > right || (left == right && a < b);
   };
   const size_t kept = std::min(order.size(), static_cast<size_t>(count));
-  if (kept < order.size()) std::nth_element(order.begin(), order.begin() + static_cast<int64_t>(kept), order.end(), better);
+  if (kept < order.size())
+    std::nth_element(order.begin(), order.begin() + static_cast<int64_t>(kept), order.end(), better);
   order.resize(kept);
   std::sort(order.begin(), order.end());
   order.resize(static_cast<size_t>(count), -1);
@@ -169,7 +176,8 @@ void store_ids(const std::vector<int>& ids, float* out) {
 std::vector<int> candidates(const model::Geometry& g, std::span<const float> scores) {
   const auto size = static_cast<size_t>(g.candidate_block_size);
   std::vector<float> most(ceil_div(scores.size(), size), -std::numeric_limits<float>::infinity());
-  for (size_t group = 0; group < scores.size(); ++group) most[group / size] = std::max(most[group / size], scores[group]);
+  for (size_t group = 0; group < scores.size(); ++group)
+    most[group / size] = std::max(most[group / size], scores[group]);
   if (!most.empty()) most.back() = std::numeric_limits<float>::infinity();
   return best(most, g.candidate_topk_blocks);
 }

@@ -1,6 +1,6 @@
-// Trace: runs the engine's step program on a record's tokens and, by mode, on its recorded inputs, and gives what it computed under
-// the record's tensor names. Modes and names are the contract of golden/README.md ("Records", "How to compare"). Called by
-// `monostep trace`; it is how anyone compares the engine with another program.
+// Trace: runs the engine's step program on a record's tokens and, by mode, on its recorded inputs, and gives what it
+// computed under the record's tensor names. Modes and names are the contract of golden/README.md ("Records", "How to
+// compare"). Called by `monostep trace`; it is how anyone compares the engine with another program.
 #pragma once
 
 #include <string_view>

@@ -114,11 +114,12 @@ void Loader::load_attention(AttentionWeights& target, int layer_idx) {
   target.wo_a.resize(static_cast<size_t>(shard.num_o_groups));
   for (int group = 0; group < shard.num_o_groups; ++group) {
     const int first_row = (rank_ * shard.num_o_groups + group) * g.o_lora_rank;
-    take(target.wo_a[static_cast<size_t>(group)], prefix + "wo_a", Kind::kFp8, {first_row, g.o_lora_rank, 0, group_inputs},
-         group_inputs);
+    take(target.wo_a[static_cast<size_t>(group)], prefix + "wo_a", Kind::kFp8,
+         {first_row, g.o_lora_rank, 0, group_inputs}, group_inputs);
   }
   const int o_columns = shard.num_o_groups * g.o_lora_rank;
-  take(target.wo_b, prefix + "wo_b", Kind::kFp8, {0, g.hidden_size, rank_ * o_columns, o_columns}, g.o_groups * g.o_lora_rank);
+  take(target.wo_b, prefix + "wo_b", Kind::kFp8, {0, g.hidden_size, rank_ * o_columns, o_columns},
+       g.o_groups * g.o_lora_rank);
   load_index(target, layer_idx);
 }
 
@@ -128,7 +129,8 @@ void Loader::load_index(AttentionWeights& target, int layer_idx) {
   const std::string prefix = g.prefix(layer_idx) + "attn.";
   if (role.mode == model::Mode::kFull) {
     whole(target.compressor_wkv, prefix + "compressor.wkv", Kind::kBf16, g.head_dim, g.hidden_size);
-    if (role.ratio == 2) whole(target.compressor_gate, prefix + "compressor.wgate", Kind::kBf16, g.head_dim, g.hidden_size);
+    if (role.ratio == 2)
+      whole(target.compressor_gate, prefix + "compressor.wgate", Kind::kBf16, g.head_dim, g.hidden_size);
     target.compressor_norm = bf16(prefix + "compressor.norm.weight");
     whole(target.index_key, prefix + "indexer.wk", Kind::kBf16, g.index_head_dim, g.head_dim);
     target.index_key_norm = bf16(prefix + "indexer.k_norm.weight");
@@ -149,7 +151,8 @@ void Loader::load_ffn(FfnWeights& target, int layer_idx) {
   target.bias_vl = f32(prefix + "gate.bias_vl", 0, experts);
   const MatrixPart up{rank_ * width, width, 0, g.hidden_size};
   const MatrixPart down{0, g.hidden_size, rank_ * width, width};
-  for (std::vector<PackedLinear>* list : {&target.w1, &target.w2, &target.w3}) list->resize(static_cast<size_t>(experts));
+  for (std::vector<PackedLinear>* list : {&target.w1, &target.w2, &target.w3})
+    list->resize(static_cast<size_t>(experts));
   for (int expert = 0; expert < experts; ++expert) {
     const std::string name = prefix + "experts." + std::to_string(expert) + ".";
     take(target.w1[static_cast<size_t>(expert)], name + "w1", Kind::kFp4, up, g.hidden_size);

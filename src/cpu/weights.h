@@ -1,5 +1,6 @@
-// One rank's weights as the CPU stages read them: linears packed and cut to the rank's shard, norms as fp32, and views into the
-// checkpoint's memory map for what is looked up by row (embedding, Markov embedding, Engram tables). Made once at load.
+// One rank's weights as the CPU stages read them: linears packed and cut to the rank's shard, norms as fp32, and views
+// into the checkpoint's memory map for what is looked up by row (embedding, Markov embedding, Engram tables). Made once
+// at load.
 #pragma once
 
 #include <vector>
@@ -12,14 +13,15 @@
 
 namespace monostep::cpu {
 
-struct HyperWeights {         // one mHC site
-  std::vector<PackedLinear> fn;  // [slices], each [mix outputs][hc x slice width]: the columns of a fold's slice, stream-major
-  std::vector<float> base;    // [mix outputs]
-  std::vector<float> scale;   // [3]: pre, post, comb
+struct HyperWeights {  // one mHC site
+  std::vector<PackedLinear>
+      fn;  // [slices], each [mix outputs][hc x slice width]: the columns of a fold's slice, stream-major
+  std::vector<float> base;   // [mix outputs]
+  std::vector<float> scale;  // [3]: pre, post, comb
 };
 
 struct AttentionWeights {
-  std::vector<float> sink;         // [heads of the rank]
+  std::vector<float> sink;  // [heads of the rank]
   PackedLinear wq_a, wq_b, wkv;
   std::vector<float> q_norm;       // [q_lora_rank]
   std::vector<float> kv_norm;      // [head_dim]
@@ -40,10 +42,10 @@ struct FfnWeights {
 };
 
 struct EngramWeights {
-  PackedLinear wkv;                // the rank's output rows
-  std::vector<float> gate_weight;  // [hc][hidden]: q_weight x k_weight
-  const uint8_t* codes = nullptr;  // [rows][engram_head_dim] e4m3
-  const uint8_t* scales = nullptr; // [rows][engram_head_dim / 32] E8M0
+  PackedLinear wkv;                 // the rank's output rows
+  std::vector<float> gate_weight;   // [hc][hidden]: q_weight x k_weight
+  const uint8_t* codes = nullptr;   // [rows][engram_head_dim] e4m3
+  const uint8_t* scales = nullptr;  // [rows][engram_head_dim / 32] E8M0
 };
 
 struct LayerWeights {
@@ -55,16 +57,16 @@ struct LayerWeights {
 };
 
 struct RankWeights {
-  std::vector<LayerWeights> layers;    // backbone, then draft
-  const uint8_t* embed = nullptr;      // [vocab][hidden] bf16, unaligned
-  PackedLinear head;                   // the rank's vocabulary rows
-  std::vector<float> norm;             // [hidden]
-  PackedLinear main_proj;              // draft: [hidden][taps x hidden]
-  std::vector<float> main_norm;        // [hidden]
-  std::vector<float> draft_norm;       // [hidden]
-  const uint8_t* markov_embed = nullptr;   // [vocab][rank] bf16, unaligned
+  std::vector<LayerWeights> layers;       // backbone, then draft
+  const uint8_t* embed = nullptr;         // [vocab][hidden] bf16, unaligned
+  PackedLinear head;                      // the rank's vocabulary rows
+  std::vector<float> norm;                // [hidden]
+  PackedLinear main_proj;                 // draft: [hidden][taps x hidden]
+  std::vector<float> main_norm;           // [hidden]
+  std::vector<float> draft_norm;          // [hidden]
+  const uint8_t* markov_embed = nullptr;  // [vocab][rank] bf16, unaligned
   PackedLinear markov_head;
-  std::vector<float> confidence;       // [hidden + rank]
+  std::vector<float> confidence;  // [hidden + rank]
 };
 
 // What every rank shares: tables that follow from the geometry, and the token classes.

@@ -1,7 +1,8 @@
-// Where a sequence's caches lie: byte offsets inside KV pages and per-request state slots, and the host memory that holds them.
-// Pages: compressed KV and index keys of kPageTokens positions, one part a KV source layer. Slots: window rings, draft rings,
-// pending rows of unclosed ratio-2 groups, token-class history. Rings are indexed by position, so a rejected row is simply
-// overwritten and nothing is copied back. Source: model.md 4.1, 4.2. Read by the backends; the engine only hands out indices.
+// Where a sequence's caches lie: byte offsets inside KV pages and per-request state slots, and the host memory that
+// holds them. Pages: compressed KV and index keys of kPageTokens positions, one part a KV source layer. Slots: window
+// rings, draft rings, pending rows of unclosed ratio-2 groups, token-class history. Rings are indexed by position, so a
+// rejected row is simply overwritten and nothing is copied back. Source: model.md 4.1, 4.2. Read by the backends; the
+// engine only hands out indices.
 #pragma once
 
 #include <cstddef>

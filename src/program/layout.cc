@@ -18,7 +18,8 @@ int widest_slice(int hidden_size) {
   return 8;
 }
 
-// Sums of these go straight to every rank: one partial sum a rank, so K is not split further. The head needs whole logits.
+// Sums of these go straight to every rank: one partial sum a rank, so K is not split further. The head needs whole
+// logits.
 bool never_split(Stage stage) {
   return stage == Stage::kWoB || stage == Stage::kExpertDown || stage == Stage::kHead || stage == Stage::kMarkov;
 }
@@ -70,7 +71,8 @@ Layout::Layout(const model::Geometry& geometry, const model::Shard& shard, const
 
 void Layout::fill_tables() {
   using enum Stage;
-  for (const Stage stage : {kAttnIn, kQProj, kWoA, kWoB, kFfnIn, kExpertUp, kExpertDown, kEngramKv, kMainProj, kContextProj, kHead, kMarkov}) {
+  for (const Stage stage : {kAttnIn, kQProj, kWoA, kWoB, kFfnIn, kExpertUp, kExpertDown, kEngramKv, kMainProj,
+                            kContextProj, kHead, kMarkov}) {
     StageTable& table = tables_[static_cast<size_t>(stage)];
     for (int layer_idx = 0; layer_idx < geometry_.num_layers(); ++layer_idx) {
       const std::vector<Linear> linears = linears_of(stage, program_.roles[static_cast<size_t>(layer_idx)]);
@@ -150,7 +152,8 @@ int Layout::num_tasks(const Call& call) const {
     case Stage::kWoA:
       return shard_.num_o_groups * stage_tiles(call.stage, call.layer) * stage_splits(call.stage, call.layer);
     case Stage::kExpertUp:
-      return max_distinct_experts(call.layer) * stage_tiles(call.stage, call.layer) * stage_splits(call.stage, call.layer);
+      return max_distinct_experts(call.layer) * stage_tiles(call.stage, call.layer) *
+             stage_splits(call.stage, call.layer);
     case Stage::kVerdict:
     case Stage::kDraftOut: return shape_.max_requests;
     case Stage::kContextProj:
@@ -178,7 +181,8 @@ int Layout::num_granules(Region region) const {
     return max_over_layers(layers, [&](int l) { return stage_tiles(stage, l) * stage_splits(stage, l); });
   };
   switch (region) {
-    case Region::kEngramKvOut: return shard_.tp * stage_tiles(Stage::kEngramKv, -1) * stage_splits(Stage::kEngramKv, -1);
+    case Region::kEngramKvOut:
+      return shard_.tp * stage_tiles(Stage::kEngramKv, -1) * stage_splits(Stage::kEngramKv, -1);
     case Region::kEngramStreams:
     case Region::kEngramDots:
     case Region::kStreams:
@@ -205,7 +209,8 @@ int Layout::num_granules(Region region) const {
     case Region::kAttnExchange: return shard_.tp * stage_tiles(Stage::kWoB, 0);
     case Region::kFfnInPart: return tiles_and_splits(Stage::kFfnIn);
     case Region::kExpertPart:
-      return max_over_layers(layers, [&](int l) { return max_distinct_experts(l); }) * tiles_and_splits(Stage::kExpertUp);
+      return max_over_layers(layers, [&](int l) { return max_distinct_experts(l); }) *
+             tiles_and_splits(Stage::kExpertUp);
     case Region::kFfnExchange: return shard_.tp * stage_tiles(Stage::kExpertDown, 0);
     case Region::kLogits: return shard_.tp * stage_tiles(Stage::kHead, 0);
     case Region::kVerdictOut:

@@ -1,10 +1,10 @@
-// Layout: index mathematics of tasks and regions for one (geometry, shard, shape): the pure functions that two stages, or kernel
-// and host, share. Tiles, K-splits and reduction orders depend on geometry and shard alone. Read by both backends and the plan.
+// Layout: index mathematics of tasks and regions for one (geometry, shard, shape): the pure functions that two stages,
+// or kernel and host, share. Tiles, K-splits and reduction orders depend on geometry and shard alone. Read by both
+// backends and the plan.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <vector>
 #include <vector>
 
 #include "base/integer.h"
@@ -12,29 +12,44 @@
 
 namespace monostep::program {
 
-inline constexpr int kTile = 16;           // output columns of a linear's task: one MMA tile of weight rows
-inline constexpr int kMaxKSlice = 1280;    // K elements that a task reads: 8 rows of bf16 stay below 20 KB
-inline constexpr int kScoreChunk = 256;    // groups of an index-score task
-inline constexpr int kPageTokens = 64;     // positions of a KV page
+inline constexpr int kTile = 16;         // output columns of a linear's task: one MMA tile of weight rows
+inline constexpr int kMaxKSlice = 1280;  // K elements that a task reads: 8 rows of bf16 stay below 20 KB
+inline constexpr int kScoreChunk = 256;  // groups of an index-score task
+inline constexpr int kPageTokens = 64;   // positions of a KV page
 
 // Number of equal K slices, each a whole number of 32-groups and at most kMaxKSlice wide.
 int k_splits(int k);
 
 enum class Linear : uint8_t {
-  kWqA, kWkv, kCompressorWkv, kCompressorGate, kIndexWeights,  // kAttnIn, K = hidden
-  kWqB, kIndexWqB,                                             // kQProj, K = q_lora_rank
-  kWoA,                                                        // kWoA, a group's part
-  kWoB,                                                        // kWoB
-  kRouter, kSharedW1, kSharedW3,                               // kFfnIn, K = hidden
-  kW1, kW3,                                                    // kExpertUp, K = hidden
-  kW2, kSharedW2,                                              // kExpertDown, K = expert width of the rank
-  kEngramWkv, kMainProj, kContextWkv, kHead, kMarkovHead,
-  kIndexKey,                                                   // indexer.wk, inside kKvNew
-  kHyperAttn, kHyperFfn,                                       // hc_*_fn, inside the folds: K = hc_mult x slice
+  kWqA,
+  kWkv,
+  kCompressorWkv,
+  kCompressorGate,
+  kIndexWeights,  // kAttnIn, K = hidden
+  kWqB,
+  kIndexWqB,  // kQProj, K = q_lora_rank
+  kWoA,       // kWoA, a group's part
+  kWoB,       // kWoB
+  kRouter,
+  kSharedW1,
+  kSharedW3,  // kFfnIn, K = hidden
+  kW1,
+  kW3,  // kExpertUp, K = hidden
+  kW2,
+  kSharedW2,  // kExpertDown, K = expert width of the rank
+  kEngramWkv,
+  kMainProj,
+  kContextWkv,
+  kHead,
+  kMarkovHead,
+  kIndexKey,  // indexer.wk, inside kKvNew
+  kHyperAttn,
+  kHyperFfn,  // hc_*_fn, inside the folds: K = hc_mult x slice
 };
 
-// The linears of a stage in the order of their tiles, for a layer's role. The expert stages name one of the linears that a task holds
-// (kExpertUp: w1, with w3 beside it; kExpertDown: w2, with the shared w2 behind it). CHECK fails for a stage without linears.
+// The linears of a stage in the order of their tiles, for a layer's role. The expert stages name one of the linears
+// that a task holds (kExpertUp: w1, with w3 beside it; kExpertDown: w2, with the shared w2 behind it). CHECK fails for
+// a stage without linears.
 std::vector<Linear> linears_of(Stage stage, const model::Role& role);
 
 struct LinearSize {
@@ -43,8 +58,8 @@ struct LinearSize {
   int tiles() const { return ceil_div(n, kTile); }
 };
 
-// A task's place in a stage of linears, and its granule's in the region of partial sums: granule = (tiles of the sections before +
-// tile) x splits + split, [row][kTile] inside (program/plan.h).
+// A task's place in a stage of linears, and its granule's in the region of partial sums: granule = (tiles of the
+// sections before + tile) x splits + split, [row][kTile] inside (program/plan.h).
 struct TileTask {
   int section = 0;  // which linear of the stage
   int tile = 0;     // tile inside the section
@@ -74,8 +89,12 @@ class Layout {
   // First tile of a linear in its stage's region, and the tiles of all linears of the stage, for a layer.
   int first_tile(Stage stage, Linear linear, int layer_idx) const;
   // Layer -1 (stages outside a layer) counts as layer 0.
-  int stage_tiles(Stage stage, int layer_idx) const { return tables_[static_cast<size_t>(stage)].tiles[layer_of(layer_idx)]; }
-  int stage_splits(Stage stage, int layer_idx) const { return tables_[static_cast<size_t>(stage)].splits[layer_of(layer_idx)]; }
+  int stage_tiles(Stage stage, int layer_idx) const {
+    return tables_[static_cast<size_t>(stage)].tiles[layer_of(layer_idx)];
+  }
+  int stage_splits(Stage stage, int layer_idx) const {
+    return tables_[static_cast<size_t>(stage)].splits[layer_of(layer_idx)];
+  }
 
   int max_distinct_experts(int layer_idx) const;  // experts that the rows of a step can touch
   int heads_per_group() const { return geometry_.num_attention_heads / geometry_.o_groups; }

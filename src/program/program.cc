@@ -10,11 +10,14 @@ using enum Region;
 
 class Builder {
  public:
-  explicit Builder(const model::Geometry& geometry) : geometry_(geometry) { program_.roles = model::layer_roles(geometry); }
+  explicit Builder(const model::Geometry& geometry) : geometry_(geometry) {
+    program_.roles = model::layer_roles(geometry);
+  }
 
   Program build() {
     for (const int layer_idx : geometry_.engram_layer_ids) add(Stage::kEngramKv, layer_idx, Section::kTarget, 0);
-    for (int layer_idx = 0; layer_idx < geometry_.num_hidden_layers; ++layer_idx) add_layer(layer_idx, Section::kTarget);
+    for (int layer_idx = 0; layer_idx < geometry_.num_hidden_layers; ++layer_idx)
+      add_layer(layer_idx, Section::kTarget);
     add_head(Section::kHead);
     if (geometry_.num_nextn_predict_layers > 0) add_draft();
     return std::move(program_);
@@ -28,8 +31,8 @@ class Builder {
     program_.calls.push_back({stage, layer, section, reads, writes});
   }
 
-  // What the layer before left: nothing at the first backbone layer (the embedding comes from the token ids) and at the first
-  // draft layer (from the verdict's anchors).
+  // What the layer before left: nothing at the first backbone layer (the embedding comes from the token ids) and at the
+  // first draft layer (from the verdict's anchors).
   RegionSet fold_reads(int layer_idx) const {
     if (layer_idx == 0) return 0;
     if (layer_idx == geometry_.num_hidden_layers) return set_of(kVerdictOut);

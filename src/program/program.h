@@ -1,5 +1,6 @@
-// Program: the ordered calls of a whole decode step, flattened from the geometry: Engram rows, all layers, head, sampling, verdict,
-// DSpark context and draft. Shape: the sizes of a step. Read by the contract checker, the CPU executor, the plan and the GPU.
+// Program: the ordered calls of a whole decode step, flattened from the geometry: Engram rows, all layers, head,
+// sampling, verdict, DSpark context and draft. Shape: the sizes of a step. Read by the contract checker, the CPU
+// executor, the plan and the GPU.
 #pragma once
 
 #include <vector>
@@ -14,13 +15,13 @@ namespace monostep::program {
 // A launch may stop before any section: a prompt step without a draft ends before kDraftLayers.
 enum class Section : uint8_t { kTarget, kHead, kContext, kDraft };
 
-// One call of a stage. `layer` is the layer index (backbone then draft); for kMarkov the draft position; -1 where the stage
-// belongs to no layer.
+// One call of a stage. `layer` is the layer index (backbone then draft); for kMarkov the draft position; -1 where the
+// stage belongs to no layer.
 struct Call {
   Stage stage = Stage::kFold;
   int layer = -1;
   Section section = Section::kTarget;
-  RegionSet reads = 0;   // the regions that this call polls, by the layer's role
+  RegionSet reads = 0;  // the regions that this call polls, by the layer's role
   RegionSet writes = 0;
 };
 
@@ -35,16 +36,18 @@ Program build_program(const model::Geometry& geometry);
 
 // The sizes of a step.
 struct Shape {
-  int band = 8;                       // rows of the target
+  int band = 8;  // rows of the target
   int max_requests = kMaxRequests;
-  int max_context = 4096;             // positions a request may have
+  int max_context = 4096;  // positions a request may have
 };
 
-// Which copy of a region a call's content lives in, and whether `reader` takes it from that call (pure functions of Program).
+// Which copy of a region a call's content lives in, and whether `reader` takes it from that call (pure functions of
+// Program).
 int copy_of(const Program& program, const model::Geometry& geometry, Region region, const Call& writer);
 int copy_of(Copies copies, const Program& program, const model::Geometry& geometry, const Call& writer);
-// The call whose content `reader_idx` (position of a call) sees in `region`: the latest writer before it in the program that serves
-// the reader's role (the owner's call for compressed KV, the index source's for the selection). -1: none (first layer).
+// The call whose content `reader_idx` (position of a call) sees in `region`: the latest writer before it in the program
+// that serves the reader's role (the owner's call for compressed KV, the index source's for the selection). -1: none
+// (first layer).
 int writer_of(const Program& program, const model::Geometry& geometry, Region region, int reader_idx);
 
 }  // namespace monostep::program

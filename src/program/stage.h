@@ -1,6 +1,7 @@
-// Stages and regions: the vocabulary of a decode step. A stage is a kind of work; a region is a hand-off area that crosses CTAs
-// (and, where said, ranks). The two constexpr tables below are the contract: which stage may read and write which region. Stage
-// contexts turn them into compile errors, the contract checker proves them over every flattened program.
+// Stages and regions: the vocabulary of a decode step. A stage is a kind of work; a region is a hand-off area that
+// crosses CTAs (and, where said, ranks). The two constexpr tables below are the contract: which stage may read and
+// write which region. Stage contexts turn them into compile errors, the contract checker proves them over every
+// flattened program.
 #pragma once
 
 #include <array>
@@ -10,7 +11,7 @@
 namespace monostep::program {
 
 enum class Stage : uint8_t {
-  kEngramKv,     // Engram rows -> wkv: keys and value of a layer's Engram; a rank computes its output rows, pushed to all
+  kEngramKv,  // Engram rows -> wkv: keys and value of a layer's Engram; a rank computes its output rows, pushed to all
   kEngramFold,   // Engram layers: FFN exchange + streams -> streams before Engram, partial dots of the gates
   kFold,         // layer start: streams (after the FFN's expand, or after Engram), collapsed input, mHC partials, tap
   kAttnMix,      // finishes the mHC coefficients of the attention site (off the critical path)
@@ -79,7 +80,10 @@ enum class Region : uint8_t {
 };
 inline constexpr int kNumRegions = static_cast<int>(Region::kDraft) + 1;
 
-enum class Scope : uint8_t { kRank, kAllRanks };  // who may read: the writer's rank, or every rank (pushed by the writer)
+enum class Scope : uint8_t {
+  kRank,
+  kAllRanks
+};  // who may read: the writer's rank, or every rank (pushed by the writer)
 enum class Word : uint8_t { kF32, kBF16, kI32 };  // what a value is on the wire; the CPU reference holds all in 32 bits
 // How two backends' contents are compared: equal bits, or within the golden bounds of the quantity the region feeds.
 enum class Compare : uint8_t { kBits, kBound };
@@ -174,10 +178,10 @@ constexpr std::array<StageDecl, kNumStages> stage_table() {
   set(S::kAttnMix, {set_of(kAttnMixPart), set_of(kAttnMixPart), set_of(kAttnMixOut), "attn_mix"});
   set(S::kAttnIn, {set_of(kAttnU), set_of(kAttnU), set_of(kAttnInPart), "attn_in"});
   set(S::kQProj, {set_of(kAttnInPart), set_of(kAttnInPart), set_of(kQPart), "q_proj"});
-  set(S::kKvNew, {set_of(kAttnInPart, kVerdictOut), set_of(kAttnInPart), set_of(kWindowNew, kCompressedNew, kIndexKeyNew),
-                  "kv_new"});
-  set(S::kIndexScore, {set_of(kQPart, kAttnInPart, kIndexKeyNew, kCandidates), set_of(kIndexKeyNew), set_of(kScores),
-                       "index_score"});
+  set(S::kKvNew, {set_of(kAttnInPart, kVerdictOut), set_of(kAttnInPart),
+                  set_of(kWindowNew, kCompressedNew, kIndexKeyNew), "kv_new"});
+  set(S::kIndexScore,
+      {set_of(kQPart, kAttnInPart, kIndexKeyNew, kCandidates), set_of(kIndexKeyNew), set_of(kScores), "index_score"});
   set(S::kIndexSelect, {set_of(kScores), 0, set_of(kTopk, kCandidates), "index_select"});
   set(S::kAttend, {set_of(kQPart, kWindowNew, kCompressedNew, kTopk, kContextNewOut, kVerdictOut), set_of(kWindowNew),
                    set_of(kAttnOut), "attend"});
@@ -188,7 +192,8 @@ constexpr std::array<StageDecl, kNumStages> stage_table() {
   set(S::kFfnMix, {set_of(kFfnMixPart), set_of(kFfnMixPart), set_of(kFfnMixOut), "ffn_mix"});
   set(S::kFfnIn, {set_of(kFfnU), set_of(kFfnU), set_of(kFfnInPart), "ffn_in"});
   set(S::kExpertUp, {set_of(kFfnU, kFfnInPart), set_of(kFfnU), set_of(kExpertPart), "expert_up"});
-  set(S::kExpertDown, {set_of(kFfnInPart, kExpertPart), set_of(kFfnInPart, kExpertPart), set_of(kFfnExchange), "expert_down"});
+  set(S::kExpertDown,
+      {set_of(kFfnInPart, kExpertPart), set_of(kFfnInPart, kExpertPart), set_of(kFfnExchange), "expert_down"});
   set(S::kHeadFold, {set_of(kFfnExchange, kFfnStreams, kFfnMixOut), set_of(kFfnMixOut), set_of(kHeadU), "head_fold"});
   set(S::kHead, {set_of(kHeadU), set_of(kHeadU), set_of(kLogits), "head"});
   set(S::kSample, {set_of(kLogits), set_of(kLogits), set_of(kSampled), "sample"});
@@ -198,8 +203,8 @@ constexpr std::array<StageDecl, kNumStages> stage_table() {
   set(S::kContextNew, {set_of(kContextPart), 0, set_of(kContextNewOut), "context_new"});
   set(S::kMarkov, {set_of(kLogits, kMarkovTop, kVerdictOut), set_of(kMarkovTop, kVerdictOut),
                    set_of(kDraftLogits, kMarkovTop), "markov"});
-  set(S::kDraftOut, {set_of(kMarkovTop, kHeadU, kVerdictOut), set_of(kMarkovTop, kHeadU, kVerdictOut), set_of(kDraft),
-                     "draft_out"});
+  set(S::kDraftOut,
+      {set_of(kMarkovTop, kHeadU, kVerdictOut), set_of(kMarkovTop, kHeadU, kVerdictOut), set_of(kDraft), "draft_out"});
   return t;
 }
 

@@ -2,6 +2,7 @@
 // order, are the characters from U+0100 on.
 #include "text/byte_symbols.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/utf8.h"
@@ -39,6 +40,12 @@ std::optional<std::string> bytes_of_symbols(std::string_view spelling) {
     spelling.remove_prefix(unit.num_bytes);
   }
   return bytes;
+}
+
+std::string symbol_of_byte(uint8_t byte) {
+  const auto code_point = std::find(kByteOfSymbol.begin(), kByteOfSymbol.end(), byte) - kByteOfSymbol.begin();
+  if (code_point < 0x80) return {static_cast<char>(code_point)};
+  return {static_cast<char>(0xc0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3f))};
 }
 
 }  // namespace monostep::text

@@ -53,7 +53,7 @@ PieceScanner::Char PieceScanner::char_at(std::string_view text, size_t at) const
   const uint8_t first = static_cast<uint8_t>(text[at]);
   if (first < 0x80) return {first, classes_[first], 1};
   const Utf8Unit unit = next_utf8(text.substr(at));
-  if (unit.kind != Utf8Unit::Kind::kCodePoint) return {0xfffd, CharClass::kOther, unit.num_bytes};
+  if (unit.kind != Utf8Unit::Kind::kCodePoint) return {kReplacementCodePoint, CharClass::kOther, unit.num_bytes};
   return {unit.code_point, classes_[unit.code_point], unit.num_bytes};
 }
 

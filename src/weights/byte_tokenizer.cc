@@ -5,6 +5,8 @@
 
 #include "base/check.h"
 #include "base/json_text.h"
+#include "text/byte_symbols.h"
+#include "text/pieces.h"
 
 namespace monostep::weights {
 namespace {
@@ -15,36 +17,21 @@ constexpr std::string_view kEos = "<｜end▁of▁sentence｜>";
 constexpr std::string_view kPad = "<｜▁pad▁｜>";
 constexpr std::string_view kTurnTokens[] = {"<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "｜DSML｜"};
 
-// The released file's sections between the added tokens and the model.
-constexpr std::string_view kSections =
-    R"json("normalizer":{"type":"Sequence","normalizers":[]},)json"
-    R"json("pre_tokenizer":{"type":"Sequence","pretokenizers":[)json"
-    R"json({"type":"Split","pattern":{"Regex":"\\p{N}{1,3}"},"behavior":"Isolated","invert":false},)json"
-    R"json({"type":"Split","pattern":{"Regex":"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"},"behavior":"Isolated","invert":false},)json"
-    R"json({"type":"Split","pattern":{"Regex":"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|)json"
-    R"json([^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"},)json"
-    R"json("behavior":"Isolated","invert":false},)json"
-    R"json({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}]},)json"
-    R"json("post_processor":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false,"use_regex":true},)json"
-    R"json("decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true},)json";
+void append_split(std::string& out, std::string_view pattern) {
+  out += R"({"type":"Split","pattern":{"Regex":)";
+  append_json_string(out, pattern, true);
+  out += R"(},"behavior":"Isolated","invert":false},)";
+}
 
-// The byte-level alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and following in byte
-// order.
-std::vector<std::string> byte_symbols() {
-  std::vector<std::string> symbols;
-  int next = 0x100;
-  for (int byte = 0; byte < kNumBytes; ++byte) {
-    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-    const int point = printable ? byte : next++;
-    std::string symbol;
-    if (point < 0x80) {
-      symbol = static_cast<char>(point);
-    } else {
-      symbol = {static_cast<char>(0xc0 | point >> 6), static_cast<char>(0x80 | (point & 0x3f))};
-    }
-    symbols.push_back(symbol);
+// The released file's sections between the added tokens and the model.
+void append_sections(std::string& out) {
+  out += R"("normalizer":{"type":"Sequence","normalizers":[]},"pre_tokenizer":{"type":"Sequence","pretokenizers":[)";
+  for (const std::string_view pattern : {text::kNumberPattern, text::kCjkPattern, text::kWordPattern}) {
+    append_split(out, pattern);
   }
-  return symbols;
+  out += R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}]},)";
+  out += R"("post_processor":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false,"use_regex":true},)";
+  out += R"("decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true},)";
 }
 
 bool has_id(const std::vector<SpecialToken>& tokens, int id) {
@@ -82,11 +69,10 @@ void append_added_token(std::string& out, const SpecialToken& token) {
 }
 
 void append_vocabulary(std::string& out, const std::vector<SpecialToken>& tokens) {
-  const std::vector<std::string> symbols = byte_symbols();
   const std::vector<int> ids = free_ids(tokens, kNumBytes);
-  for (size_t byte = 0; byte < symbols.size(); ++byte) {
+  for (int byte = 0; byte < kNumBytes; ++byte) {
     if (byte > 0) out += ',';
-    append_json_string(out, symbols[byte], false);
+    append_json_string(out, text::symbol_of_byte(static_cast<uint8_t>(byte)), false);
     out += ":" + std::to_string(ids[byte]);
   }
 }
@@ -119,7 +105,7 @@ std::string byte_tokenizer_json(const model::Geometry& geometry) {
     append_added_token(out, tokens[idx]);
   }
   out += "],";
-  out += kSections;
+  append_sections(out);
   out += R"("model":{"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":null,)";
   out += R"("end_of_word_suffix":null,"fuse_unk":false,"byte_fallback":false,"vocab":{)";
   append_vocabulary(out, tokens);

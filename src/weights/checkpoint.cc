@@ -1,6 +1,7 @@
 // Opens and checks a checkpoint (checkpoint.h): names both ways, shapes, dtypes, total size, values, token classes.
 #include "weights/checkpoint.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -73,6 +74,14 @@ Status check_header_names(const SafetensorsFile& file, const std::string& file_n
   return {};
 }
 
+constexpr size_t kScanPartBytes = 1 << 20;  // whole values of every dtype
+
+struct ScanPart {
+  size_t spec_idx = 0;
+  size_t begin = 0;               // in bytes of the tensor
+  std::optional<size_t> refused;  // element of the part
+};
+
 Status check_entry(const model::TensorSpec& spec, const SafetensorsEntry& entry, const std::string& place) {
   if (entry.dtype != model::dtype_tag(spec.dtype)) {
     return corrupt(place,
@@ -130,17 +139,27 @@ Status Checkpoint::check_tensors() const {
   return {};
 }
 
+// Tensors are scanned in parts, so that the threads share a large one too.
 Status Checkpoint::scan_values() const {
-  std::vector<std::optional<size_t>> refused(specs_.size());
-  parallel_for(specs_.size(), [&](size_t idx) {
-    if (specs_[idx].tensor_class == model::Class::kVision) return;  // not loaded
-    refused[idx] = find_refused_value(specs_[idx].dtype, tensor(specs_[idx].name).data);
-  });
+  std::vector<ScanPart> parts;
   for (size_t idx = 0; idx < specs_.size(); ++idx) {
-    if (!refused[idx]) continue;
-    return corrupt(place(idx), "expected no " + std::string(refused_value_name(specs_[idx].dtype)) +
-                                   ", found one at element " + std::to_string(*refused[idx]) + " of " +
-                                   shape_text(specs_[idx].shape));
+    if (specs_[idx].tensor_class == model::Class::kVision) continue;  // not loaded
+    const auto num_bytes = static_cast<size_t>(specs_[idx].num_bytes());
+    for (size_t begin = 0; begin < num_bytes; begin += kScanPartBytes) parts.push_back({idx, begin, std::nullopt});
+  }
+  parallel_for(parts.size(), [&](size_t part_idx) {
+    ScanPart& part = parts[part_idx];
+    const std::span<const std::byte> data = located_[part.spec_idx].file->data(*located_[part.spec_idx].entry);
+    const size_t num_bytes = std::min(kScanPartBytes, data.size() - part.begin);
+    part.refused = find_refused_value(specs_[part.spec_idx].dtype, data.subspan(part.begin, num_bytes));
+  });
+  for (const ScanPart& part : parts) {
+    if (!part.refused) continue;
+    const model::TensorSpec& spec = specs_[part.spec_idx];
+    const size_t element_idx = part.begin / static_cast<size_t>(model::dtype_bytes(spec.dtype)) + *part.refused;
+    return corrupt(place(part.spec_idx), "expected no " + std::string(refused_value_name(spec.dtype)) +
+                                             ", found one at element " + std::to_string(element_idx) + " of " +
+                                             shape_text(spec.shape));
   }
   return {};
 }

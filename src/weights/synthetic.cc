@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kPieceBytes = 4 << 20;
 
 Error write_error(const std::filesystem::path& path, int number) {
-  return {Code::kUnavailable, std::string("cannot write the file: ") + std::strerror(number), path.string()};
+  return {Code::kExhausted, std::string("cannot write the file: ") + std::strerror(number), path.string()};
 }
 
 struct Piece {
@@ -124,7 +124,7 @@ Status make_directory(const std::filesystem::path& dir) {
   std::error_code failure;
   std::filesystem::create_directories(dir / "inference", failure);
   if (!failure) return {};
-  return Error{Code::kUnavailable, "cannot make the directory: " + failure.message(), dir.string()};
+  return Error{Code::kExhausted, "cannot make the directory: " + failure.message(), dir.string()};
 }
 
 Status check_empty(const std::filesystem::path& dir) {

@@ -244,6 +244,35 @@ TEST_F(Generate, without_model_it_takes_models_default_above_the_working_directo
   EXPECT_EQ(parse_answer(read_text_file(place / "deep/er/out", 10000).value()).token_ids.size(), 1u);
 }
 
+TEST_F(Generate, without_model_it_takes_models_default_above_the_program_first) {
+  const TempDir place;
+  const std::string setup = "mkdir -p " + (place / "tree/build/release").string() + " " +
+                            (place / "tree/models").string() + " " + (place / "other/models").string() + " && cp -r " +
+                            (*dir_ / "demo").string() + " " + (place / "tree/models/default").string() + " && cp -r " +
+                            (*dir_ / "micro").string() + " " + (place / "other/models/default").string();
+  ASSERT_EQ(std::system(setup.c_str()), 0);
+  const std::string program = (place / "tree/build/release/monostep").string();
+  ASSERT_EQ(std::system(("cp " MONOSTEP_BINARY_DIR "/monostep " + program).c_str()), 0);
+  const std::string command = "cd " + (place / "other").string() + " && " + program +
+                              " generate --token-ids 1 --max-tokens 1 --json >out 2>err";
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const std::string err = read_text_file(place / "other/err", 10000).value();
+  EXPECT_NE(err.find("loaded " + (place / "tree/models/default").string()), std::string::npos) << err;
+}
+
+TEST_F(Generate, a_tokenizer_with_more_ids_than_the_vocabulary_is_refused) {
+  const TempDir place;
+  const std::string model = (place / "model").string();
+  ASSERT_EQ(std::system(("cp -r " + (*dir_ / "micro").string() + " " + model + " && cp " +
+                         (*dir_ / "demo/tokenizer.json").string() + " " + model)
+                            .c_str()),
+            0);
+  const ProgramRun refused = run_program("generate --prompt x --model " + model);
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_NE(refused.err.find("tokenizer.json: has the token id"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("the config's vocab_size is 128"), std::string::npos) << refused.err;
+}
+
 TEST_F(Generate, output_that_cannot_be_written_ends_the_program_with_an_error) {
   const std::string command = MONOSTEP_BINARY_DIR "/monostep generate --prompt x --max-tokens 9 --model " +
                               (*dir_ / "demo").string() + " >/dev/full 2>/dev/null";

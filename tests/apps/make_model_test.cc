@@ -1,6 +1,9 @@
 // Tests of `monostep make-model`: named geometries, config files, refusals with their exit codes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+
 #include "program.h"
 
 namespace monostep::apps {
@@ -16,6 +19,25 @@ TEST(MakeModel, a_named_geometry_and_its_config_file_give_the_same_checkpoint) {
   EXPECT_EQ(config_of(named), config_of(from_file));
   const std::string shard = "model-00001-of-00005.safetensors";
   EXPECT_EQ(MappedFile::open(named / "m" / shard)->text(), MappedFile::open(from_file / "m" / shard)->text());
+}
+
+TEST(MakeModel, the_checkpoint_in_models_default_is_what_its_readme_says_byte_for_byte) {
+  const TempDir dir;
+  ASSERT_EQ(run_program("make-model --geometry demo --seed 1 --out " + (dir / "m").string()).code, 0);
+  const std::filesystem::path kept = MONOSTEP_SOURCE_DIR "/models/default";
+  size_t num_files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir / "m")) {
+    if (!entry.is_regular_file()) continue;
+    ++num_files;
+    const std::filesystem::path name = std::filesystem::relative(entry.path(), dir / "m");
+    const auto file = MappedFile::open(kept / name);
+    ASSERT_TRUE(file.ok()) << name;
+    EXPECT_TRUE(MappedFile::open(entry.path())->text() == file->text()) << name;
+  }
+  const auto kept_files = std::filesystem::recursive_directory_iterator(kept);
+  const auto is_file = [](const auto& entry) { return entry.is_regular_file(); };
+  EXPECT_EQ(static_cast<size_t>(std::count_if(begin(kept_files), end(kept_files), is_file)),
+            num_files + 1);  // README.md
 }
 
 TEST(MakeModel, an_unknown_geometry_a_full_folder_and_a_missing_option_are_usage_errors) {

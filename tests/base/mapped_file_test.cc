@@ -67,6 +67,7 @@ TEST(MappedFile, writing_replaces_a_longer_file_and_names_a_path_that_cannot_be_
   EXPECT_EQ(read_text_file(dir / "file", 100).value(), "x");
   const Status refused = write_text_file(dir / "none" / "file", "x");
   ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::kExhausted);
   EXPECT_EQ(refused.error().place, (dir / "none" / "file").string());
 }
 

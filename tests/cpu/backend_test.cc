@@ -1,5 +1,5 @@
-// The CPU backend as the engine sees it: bits do not depend on chunks, company or CTAs, dead rows and foreign memory stay untouched,
-// tensor-parallel sizes agree, and what cannot be served is refused by name.
+// The CPU backend as the engine sees it: bits do not depend on chunks, company or CTAs, dead rows and foreign memory
+// stay untouched, tensor-parallel sizes agree, and what cannot be served is refused by name.
 #include "cpu/backend.h"
 
 #include <cmath>
@@ -196,7 +196,8 @@ TEST(CpuBackend, dead_rows_and_padding_write_nothing) {
   const int count = 11;  // of a band of 16; five other requests are padding
   decode(*backend, {{2, prompt(count)}, {5, prompt(2)}});
   const model::Geometry& g = micro().geometry();
-  const std::vector<bool> nothing(static_cast<size_t>(std::max(pools.page_layout.page_bytes(), pools.slot_layout.slot_bytes())));
+  const std::vector<bool> nothing(
+      static_cast<size_t>(std::max(pools.page_layout.page_bytes(), pools.slot_layout.slot_bytes())));
   for (int slot = 0; slot < kSlots; ++slot) {
     const int rows = slot == 2 ? count : slot == 5 ? 2 : 0;
     const auto bytes = std::span(pools.slot(slot), static_cast<size_t>(pools.slot_layout.slot_bytes()));
@@ -241,7 +242,8 @@ TEST(CpuBackend, clearing_a_slot_touches_that_slot_alone_on_every_rank) {
   CpuOptions options = small_options();
   options.tp = 2;
   const auto backend = made_backend(micro(), options);
-  for (RankState& rank : backend->machine().ranks) std::fill(rank.pools->slots.begin(), rank.pools->slots.end(), std::byte{0xa5});
+  for (RankState& rank : backend->machine().ranks)
+    std::fill(rank.pools->slots.begin(), rank.pools->slots.end(), std::byte{0xa5});
   backend->clear_slot(3);
   for (RankState& rank : backend->machine().ranks) {
     const auto slot_bytes = static_cast<size_t>(rank.pools->slot_layout.slot_bytes());
@@ -300,8 +302,8 @@ double relative_error(const std::vector<float>& a, const std::vector<float>& b) 
   return std::sqrt(difference / norm);
 }
 
-// Sums of ranks are rounded once, so only fp32 order and activation codes near a tie differ. The first layers are compared closely;
-// at the end a router choice near a tie may differ, so most rows must agree.
+// Sums of ranks are rounded once, so only fp32 order and activation codes near a tie differ. The first layers are
+// compared closely; at the end a router choice near a tie may differ, so most rows must agree.
 void expect_close(const weights::Checkpoint& checkpoint, int tp) {
   const int count = 20;
   const std::vector<RowTrace> one = traced_rows(checkpoint, 1, count);

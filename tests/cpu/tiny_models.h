@@ -1,5 +1,6 @@
-// Small checkpoints, steps and comparisons for the tests of the CPU reference: micro (seed 3), a geometry of micro's topology that
-// splits over eight ranks, steps of several requests with fixed slots and pages, and what a step leaves behind as bytes.
+// Small checkpoints, steps and comparisons for the tests of the CPU reference: micro (seed 3), a geometry of micro's
+// topology that splits over eight ranks, steps of several requests with fixed slots and pages, and what a step leaves
+// behind as bytes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -217,6 +218,32 @@ inline State prefill(CpuBackend& backend, int slot, const std::vector<int32_t>& 
     return state;
   }
 }
+
+// One step, stopped behind chosen calls so that regions can be read before later layers overwrite them.
+class Walk {
+ public:
+  Walk(CpuBackend& backend, const program::StepInputs& inputs) : backend_(backend) {
+    const Status status = backend.begin_step(inputs);
+    EXPECT_TRUE(status.ok()) << status.error().message();
+  }
+  void through(program::Stage stage, int layer) { to(find(stage, layer) + 1); }
+  void to(int last) {
+    const Status status = backend_.run({done_, last});
+    EXPECT_TRUE(status.ok()) << status.error().message();
+    done_ = last;
+  }
+  void to_end() { to(static_cast<int>(backend_.machine().program().calls.size())); }
+  int find(program::Stage stage, int layer) const { return backend_.machine().program().find(stage, layer); }
+  float* region(program::Region region, program::Stage writer, int layer, int rank = 0) {
+    Machine& machine = backend_.machine();
+    const int copy = machine.band->copies[static_cast<size_t>(find(writer, layer))][static_cast<size_t>(region)];
+    return machine.ranks[static_cast<size_t>(rank)].regions->data(region, copy);
+  }
+
+ private:
+  CpuBackend& backend_;
+  int done_ = 0;
+};
 
 inline std::string first_difference(const State& a, const State& b) {
   for (const auto& [name, bytes] : a) {

@@ -14,6 +14,12 @@ TEST(ByteSymbols, known_symbols_stand_for_their_bytes) {
   EXPECT_EQ(bytes_of_symbols(""), "");
 }
 
+TEST(ByteSymbols, the_symbol_of_every_byte_stands_for_it) {
+  for (int byte = 0; byte < 256; ++byte) {
+    EXPECT_EQ(bytes_of_symbols(symbol_of_byte(static_cast<uint8_t>(byte))), std::string(1, static_cast<char>(byte)));
+  }
+}
+
 TEST(ByteSymbols, characters_outside_the_alphabet_are_refused) {
   for (const char* spelling : {" ", "a b", "\n", "\u00a0", "\u00ad", "\u0144", "\uff5c", "\U0001f642", "\x80"}) {
     EXPECT_EQ(bytes_of_symbols(spelling), std::nullopt) << spelling;

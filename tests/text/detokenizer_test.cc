@@ -7,8 +7,8 @@
 
 #include <vector>
 
-#include "golden_tokenizer.h"
 #include "base/utf8.h"
+#include "golden_tokenizer.h"
 #include "tiny_tokenizer.h"
 
 namespace monostep::text {

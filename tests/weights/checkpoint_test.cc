@@ -273,6 +273,22 @@ TEST_F(CheckpointTest, non_finite_bf16_and_f32_values_are_refused) {
   }
 }
 
+TEST_F(CheckpointTest, a_refused_value_far_inside_a_large_tensor_is_named_by_its_place_in_the_tensor) {
+  std::filesystem::remove_all(path());
+  model::Geometry geometry = model::named_geometry("micro").value();
+  geometry.vocab_size = 3 * 4096 + 4;  // rows of 256 bytes: the tensor ends a kilobyte behind 3 MiB
+  ASSERT_TRUE(write_checkpoint(geometry, 3, path()).ok());
+  EXPECT_EQ(refusal(), "accepted");
+  const size_t num_elements = size_t{128} * static_cast<size_t>(geometry.vocab_size);
+  for (const size_t element_idx : {size_t{0}, size_t{(1 << 19) - 1}, size_t{1 << 19}, num_elements - 1}) {
+    set_bytes(kFirst, "embed.weight", 2 * element_idx, {0x80, 0x7f});
+    EXPECT_EQ(refusal(), std::string(kFirst) +
+                             ": embed.weight: expected no infinite or NaN BF16 values, found one at element " +
+                             std::to_string(element_idx) + " of [12292,128]");
+    set_bytes(kFirst, "embed.weight", 2 * element_idx, {0, 0});
+  }
+}
+
 TEST_F(CheckpointTest, the_value_scan_can_be_left_out) {
   set_bytes(kTable, "layers.0.engram.embed.scale", 0, {255});
   EXPECT_TRUE(Checkpoint::open(path(), {.scan_values = false}).ok());
