@@ -345,11 +345,14 @@ Activations plain(std::vector<float> values, int k) {
 
 void multiply_tile(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
                    std::span<const int> row_indices, float* out) {
-  CHECK(row_indices.size() <= program::kMaxBand, "more rows than a step holds");
   float sums[program::kMaxBand * kTile];
-  (has_avx2() ? multiply_avx2 : multiply_base)(weights, product, inputs, row_indices, sums);
-  for (size_t idx = 0; idx < row_indices.size(); ++idx) {
-    std::memcpy(out + static_cast<int64_t>(row_indices[idx]) * kTile, sums + idx * kTile, kTile * sizeof(float));
+  for (size_t first = 0; first < row_indices.size(); first += program::kMaxBand) {
+    const std::span<const int> rows =
+        row_indices.subspan(first, std::min<size_t>(program::kMaxBand, row_indices.size() - first));
+    (has_avx2() ? multiply_avx2 : multiply_base)(weights, product, inputs, rows, sums);
+    for (size_t idx = 0; idx < rows.size(); ++idx) {
+      std::memcpy(out + static_cast<int64_t>(rows[idx]) * kTile, sums + idx * kTile, kTile * sizeof(float));
+    }
   }
 }
 

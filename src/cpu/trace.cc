@@ -91,6 +91,13 @@ Status Tracer::prepare() {
     dec_tokens_ = dec->ids;
   }
   const auto num_positions = static_cast<int64_t>(tokens_.size());
+  const auto all_positions = num_positions + static_cast<int64_t>(dec_tokens_.size());
+  if (all_positions > g_.max_position_embeddings) {
+    return Error{Code::kInvalidArgument,
+                 std::to_string(all_positions) + " positions, but max_position_embeddings is " +
+                     std::to_string(g_.max_position_embeddings),
+                 "tokens"};
+  }
   for (const std::vector<int>* list : {&tokens_, &dec_tokens_}) {
     for (const int token : *list) {
       if (token < 0 || token >= g_.vocab_size) {

@@ -144,11 +144,23 @@ void Collector::collect_index(const program::Call& call, int row, int position) 
   }
 }
 
+// The compressed row and index key of the group that a position closes, whether or not the position itself is wanted.
+void Collector::collect_group(int layer_idx, int row, int position) {
+  const model::Role& role = roles_[static_cast<size_t>(layer_idx)];
+  if (role.mode != model::Mode::kFull || (position + 1) % role.ratio != 0) return;
+  const int group = position / role.ratio;
+  put_values(layered("compressed_kv", layer_idx), group,
+             probe_.row_words(Region::kCompressedNew, Stage::kKvNew, layer_idx, row));
+  put_values(layered("index_k", layer_idx), group,
+             probe_.row_words(Region::kIndexKeyNew, Stage::kKvNew, layer_idx, row));
+}
+
 void Collector::collect(const program::Call& call, int first, int count) {
   const auto hc = static_cast<size_t>(g_.hc_mult);
   for (int row = 0; row < count; ++row) {
     const int position = first + row;
     const int out_row = out_row_of(position);
+    if (call.stage == Stage::kKvNew) collect_group(call.layer, row, position);
     if (out_row < 0) continue;
     const auto layer = static_cast<int64_t>(call.layer);
     switch (call.stage) {
@@ -169,12 +181,6 @@ void Collector::collect(const program::Call& call, int first, int count) {
       case Stage::kKvNew: {
         const std::span<float> window = probe_.row_words(Region::kWindowNew, call.stage, call.layer, row);
         std::copy(window.begin(), window.end(), out_.find("window_kv")->row(out_row) + layer * g_.head_dim);
-        const model::Role& role = roles_[static_cast<size_t>(call.layer)];
-        if (role.mode != model::Mode::kFull || (position + 1) % role.ratio != 0) break;
-        put_values(layered("compressed_kv", call.layer), position / role.ratio,
-                   probe_.row_words(Region::kCompressedNew, call.stage, call.layer, row));
-        put_values(layered("index_k", call.layer), position / role.ratio,
-                   probe_.row_words(Region::kIndexKeyNew, call.stage, call.layer, row));
         break;
       }
       case Stage::kIndexScore:

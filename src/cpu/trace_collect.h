@@ -42,6 +42,7 @@ class Collector {
   void put_values(const std::string& name, int64_t row, std::span<const float> values);
   void put_ids(const std::string& name, int64_t row, std::span<const int> ids);
   void collect_layer_end(int layer_idx, int row, int out_row);
+  void collect_group(int layer_idx, int row, int position);
   void collect_index(const program::Call& call, int row, int position);
   void collect_engram(int layer_idx, int row, int out_row);
   int out_row_of(int position) const { return out_row_[static_cast<size_t>(position)]; }

@@ -34,7 +34,7 @@ Result<Shard> make_shard(const Geometry& geometry, int tp) {
   TRY(check_divides("o_groups", geometry.o_groups, tp));
   TRY(check_divides("vocab_size", geometry.vocab_size, tp));
   TRY(check_divides_in_groups("moe_intermediate_size", geometry.moe_intermediate_size, tp));
-  TRY(check_divides_in_groups("engram.wkv rows", engram_rows, tp));
+  TRY(check_divides("engram.wkv rows", engram_rows, tp));
   Shard shard;
   shard.tp = tp;
   shard.num_heads = geometry.num_attention_heads / tp;

@@ -57,6 +57,7 @@ std::vector<Linear> linears_of(Stage stage, const model::Role& role) {
 }
 
 int k_splits(int k) {
+  if (k == 0) return 1;  // a linear that the geometry does not have
   int splits = ceil_div(k, kMaxKSlice);
   while (k % (splits * kGroup) != 0) ++splits;
   return splits;

@@ -66,12 +66,12 @@ TEST(Shard, an_expert_width_that_splits_a_group_is_refused) {
   expect_refusal(geometry, 2, "moe_intermediate_size = 224");
 }
 
-TEST(Shard, engram_rows_that_split_a_group_are_refused) {
+TEST(Shard, engram_rows_need_no_whole_groups) {
   Geometry geometry = named("clone40");
   geometry.hidden_size = 32;
-  expect_refusal(geometry, 2, "engram.wkv rows = 160");
+  ASSERT_TRUE(make_shard(geometry, 8).ok());
+  EXPECT_EQ(make_shard(geometry, 8)->engram_rows, 20);
 }
-
 TEST(Shard, clone40_splits_over_eight_ranks) {
   const Result<Shard> shard = make_shard(named("clone40"), 8);
   ASSERT_TRUE(shard.ok());
