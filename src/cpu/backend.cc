@@ -40,6 +40,7 @@ Status CpuBackend::check(const StepInputs& inputs) const {
     return refuse("between 1 and 8 requests are served");
   if (inputs.rows.empty() || inputs.rows.size() > program::kMaxBand) return refuse("between 1 and 48 rows are served");
   int next_row = 0;
+  std::vector<int> slots;
   for (const program::StepRequest& request : inputs.requests) {
     if (request.first_row != next_row || request.num_rows < 1)
       return refuse("rows of the requests do not follow each other");
@@ -50,6 +51,9 @@ Status CpuBackend::check(const StepInputs& inputs) const {
                     std::to_string(options_.max_context));
     }
     if (request.state_slot < 0 || request.state_slot >= options_.num_slots) return refuse("no such state slot");
+    if (std::find(slots.begin(), slots.end(), request.state_slot) != slots.end())
+      return refuse("two requests on one state slot");
+    slots.push_back(request.state_slot);
     if (static_cast<int>(request.pages.size()) * program::kPageTokens < end)
       return refuse("the page table is too short");
     if (request.num_drafts >= request.num_rows || request.num_drafts > geometry_.dspark_block_size)

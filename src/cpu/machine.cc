@@ -26,8 +26,18 @@ RegionStore::RegionStore(const program::Layout& layout) {
 
 void RegionStore::poison() {
   for (std::vector<Copy>& list : copies_) {
-    for (Copy& copy : list) std::fill(copy.words.begin(), copy.words.end(), std::numeric_limits<float>::quiet_NaN());
+    for (Copy& copy : list) {
+      std::fill(copy.words.begin(), copy.words.end(), std::numeric_limits<float>::quiet_NaN());
+      copy.content = -1;
+    }
   }
+}
+
+void RegionStore::begin_content(Region region, int copy_idx, int call_idx) {
+  Copy& copy = at(region, copy_idx);
+  if (copy.content == call_idx || region == Region::kTaps) return;
+  std::fill(copy.words.begin(), copy.words.end(), std::numeric_limits<float>::quiet_NaN());
+  copy.content = call_idx;
 }
 
 Band::Band(const model::Geometry& geometry, const model::Shard& shard, const program::Shape& shape, int num_ctas)
@@ -100,7 +110,9 @@ const float* ContextBase::read_copy(Region region, int writer) const {
 float* ContextBase::write_copy(Region region) {
   check_overwrite(region);
   const int copy = copy_written(machine_, where_.call_idx, region);
-  return machine_.ranks[static_cast<size_t>(where_.rank)].regions->data(region, copy);
+  RegionStore& own = *machine_.ranks[static_cast<size_t>(where_.rank)].regions;
+  if (!machine_.finished.empty()) own.begin_content(region, copy, where_.call_idx);
+  return own.data(region, copy);
 }
 
 // Every reader of the content that this call replaces must be done, on every rank that the region reaches.
@@ -141,6 +153,7 @@ void ContextBase::put_granule(Region region, int granule) {
     if (rank == where_.rank) continue;
     RegionStore& peer = *machine_.ranks[static_cast<size_t>(rank)].regions;
     const int64_t words = own.granule_words(region);
+    if (!machine_.finished.empty()) peer.begin_content(region, copy, where_.call_idx);
     std::memcpy(peer.data(region, copy) + granule * words, own.data(region, copy) + granule * words,
                 static_cast<size_t>(words) * sizeof(float));
     peer.tag(region, copy, granule).store(tag, std::memory_order_release);

@@ -25,13 +25,17 @@ class RegionStore {
     return at(region, copy).tags[static_cast<size_t>(granule)];
   }
   int64_t granule_words(program::Region region) const { return granule_words_[static_cast<size_t>(region)]; }
-  // Fills every word with a pattern that turns into NaN, so that a read before its put cannot pass unseen.
+  // Level L2: every word is NaN until it is put, so that a read without its poll cannot pass unseen. poison() before a
+  // step; begin_content() before a call's first word lands in a copy (kTaps is filled by several calls and keeps what
+  // it has).
   void poison();
+  void begin_content(program::Region region, int copy, int call_idx);
 
  private:
   struct Copy {
     std::vector<float> words;
     std::vector<std::atomic<uint32_t>> tags;
+    int content = -1;  // the call whose words it holds, where level L2 is on
   };
   Copy& at(program::Region region, int copy) { return copies_[static_cast<size_t>(region)][static_cast<size_t>(copy)]; }
   std::vector<std::vector<Copy>> copies_;  // [regions][copies]

@@ -30,6 +30,21 @@ TEST(RegionStore, copies_are_apart_and_poison_is_not_a_number) {
   EXPECT_EQ(store.tag(Region::kStreams, 0, 0).load(), 9u);
 }
 
+TEST(RegionStore, a_new_call_clears_a_copy_once_and_taps_keep_what_they_have) {
+  const model::Geometry g = micro_geometry();
+  RegionStore store({g, model::make_shard(g, 1).value(), {8, 8, kContext}});
+  store.begin_content(Region::kStreams, 0, 4);
+  EXPECT_TRUE(std::isnan(store.data(Region::kStreams, 0)[5]));
+  store.data(Region::kStreams, 0)[5] = 1;
+  store.begin_content(Region::kStreams, 0, 4);
+  EXPECT_EQ(store.data(Region::kStreams, 0)[5], 1.0f);
+  store.begin_content(Region::kStreams, 0, 9);
+  EXPECT_TRUE(std::isnan(store.data(Region::kStreams, 0)[5]));
+  store.data(Region::kTaps, 0)[0] = 2;
+  store.begin_content(Region::kTaps, 0, 9);
+  EXPECT_EQ(store.data(Region::kTaps, 0)[0], 2.0f);
+}
+
 class BandTables : public testing::Test {
  protected:
   BandTables()
