@@ -369,9 +369,10 @@ float dot(const float* a, const float* b, int count) {
   float lanes[kTile];
   std::memcpy(lanes, sums, sizeof(lanes));
   for (int lane = 0; idx < count; ++idx, ++lane) lanes[lane] += a[idx] * b[idx];
-  float total = 0;
-  for (const float lane : lanes) total += lane;
-  return total;
+  for (int width = kTile / 2; width > 0; width /= 2) {  // a tree over the lanes
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
 }
 
 void add_scaled(float* acc, const float* values, float scale, int count) {

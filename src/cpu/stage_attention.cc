@@ -107,7 +107,7 @@ template <>
 void run_stage(StageContext<Stage::kQProj>& ctx) {
   const program::Layout& layout = ctx.layout();
   if (!poll_attn_in(ctx)) return;
-  RowValues queries(layout.rows(), ctx.geometry().q_lora_rank);
+  RowValues queries(used_rows(ctx.rows()), ctx.geometry().q_lora_rank);
   std::vector<float> raw(static_cast<size_t>(queries.width));
   for (const Row& row : ctx.rows()) {
     sum_splits(attn_in(ctx, Linear::kWqA), row.idx, 0, raw);
@@ -450,7 +450,7 @@ void run_stage(StageContext<Stage::kWoA>& ctx) {
         if (!ctx.poll<Region::kAttnOut>(group * layout.rows() + row.idx)) return;
       }
       const float* from = ctx.read<Region::kAttnOut>() + int64_t{group} * layout.rows() * width;
-      values = plain(std::vector<float>(from, from + int64_t{layout.rows()} * width), width);
+      values = plain(std::vector<float>(from, from + int64_t{used_rows(ctx.rows())} * width), width);
     }
     const PackedLinear& weights = ctx.layer().attn.wo_a[static_cast<size_t>(group)];
     const program::TileTask part = linear_task(task % tasks_per_group, splits);
@@ -468,7 +468,7 @@ void run_stage(StageContext<Stage::kWoB>& ctx) {
   const int splits = layout.stage_splits(Stage::kWoA, ctx.layer_idx());
   const int tiles = layout.stage_tiles(Stage::kWoA, ctx.layer_idx());
   if (!ctx.poll_range<Region::kOaPart>(0, groups * tiles * splits)) return;
-  RowValues rows(layout.rows(), groups * rank_width);
+  RowValues rows(used_rows(ctx.rows()), groups * rank_width);
   for (const Row& row : ctx.rows()) {
     for (int group = 0; group < groups; ++group) {
       const PartialSums sums{ctx.read<Region::kOaPart>(), layout.rows(), group * tiles, splits};

@@ -7,7 +7,7 @@ RowValues normed_rows(const program::Layout& layout, const float* u, const std::
                       const std::vector<float>& norm) {
   const int hidden = layout.geometry().hidden_size;
   const int width = layout.slice_width();
-  RowValues out(layout.rows(), hidden);
+  RowValues out(used_rows(rows), hidden);
   std::vector<float> x(static_cast<size_t>(hidden));
   for (const Row& row : rows) {
     for (int slice = 0; slice < layout.num_slices(); ++slice) {

@@ -29,13 +29,17 @@ struct PartialSums {
 // out[i] = sum over splits, ascending, of output begin + i of a row.
 inline void sum_splits(const PartialSums& from, int row, int begin, std::span<float> out) {
   const int64_t stride = int64_t{from.rows} * kTile;  // between splits
-  for (size_t idx = 0; idx < out.size(); ++idx) {
-    const int n = begin + static_cast<int>(idx);
+  size_t done = 0;
+  while (done < out.size()) {
+    const int n = begin + static_cast<int>(done);
     const float* part =
         from.words + (int64_t{from.first_tile + n / kTile} * from.splits * from.rows + row) * kTile + n % kTile;
-    float sum = part[0];
-    for (int split = 1; split < from.splits; ++split) sum += part[split * stride];
-    out[idx] = sum;
+    const size_t count = std::min(out.size() - done, static_cast<size_t>(kTile - n % kTile));
+    std::copy_n(part, count, out.data() + done);
+    for (int split = 1; split < from.splits; ++split) {
+      for (size_t idx = 0; idx < count; ++idx) out[done + idx] += part[split * stride + static_cast<int64_t>(idx)];
+    }
+    done += count;
   }
 }
 
@@ -48,6 +52,9 @@ inline std::vector<int> row_indices(const std::vector<Row>& rows) {
   for (const Row& row : rows) out.push_back(row.idx);
   return out;
 }
+
+// Rows that buffers indexed by region row need: up to the last live one.
+inline int used_rows(const std::vector<Row>& rows) { return rows.empty() ? 0 : rows.back().idx + 1; }
 
 // Rows of bf16 values indexed by region row: [rows][width].
 struct RowValues {

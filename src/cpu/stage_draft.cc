@@ -29,7 +29,7 @@ void run_stage(StageContext<Stage::kMainProj>& ctx) {
     if (!ctx.poll_from<Region::kTaps>(ctx.program().find(Stage::kFold, tap_layer), granule)) return;
   }
   const std::vector<Row> live = context_rows(ctx);
-  RowValues taps(layout.rows(), g.num_taps() * g.hidden_size);
+  RowValues taps(used_rows(live), g.num_taps() * g.hidden_size);
   for (const Row& row : live) {
     for (int granule = 0; granule < num_granules; ++granule) {  // [tap][slice] is the order of the concatenated taps
       const float* from = ctx.read<Region::kTaps>() + (int64_t{granule} * layout.rows() + row.idx) * width;
@@ -55,7 +55,7 @@ void run_stage(StageContext<Stage::kContextProj>& ctx) {
   const model::Geometry& g = ctx.geometry();
   const int main_splits = layout.stage_splits(Stage::kMainProj, -1);
   if (!ctx.poll_range<Region::kMainPart>(0, layout.stage_tiles(Stage::kMainProj, -1) * main_splits)) return;
-  RowValues rows(layout.rows(), g.hidden_size);
+  RowValues rows(used_rows(context_rows(ctx)), g.hidden_size);
   std::vector<float> raw(static_cast<size_t>(g.hidden_size));
   const std::vector<Row> live = context_rows(ctx);
   for (const Row& row : live) {

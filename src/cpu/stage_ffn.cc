@@ -123,7 +123,7 @@ void run_stage(StageContext<Stage::kExpertUp>& ctx) {
   const Activations inputs = quantize(rows.values, rows.width, row_indices(ctx.rows()));
   const int splits = layout.stage_splits(Stage::kExpertUp, ctx.layer_idx());
   const int tasks_per_expert = layout.stage_tiles(Stage::kExpertUp, ctx.layer_idx()) * splits;
-  std::vector<float> product(static_cast<size_t>(layout.rows()) * kTile);
+  std::vector<float> product(static_cast<size_t>(used_rows(ctx.rows())) * kTile);
   float* out = ctx.write<Region::kExpertPart>();
   for (const int task : ctx.tasks()) {
     const auto place = static_cast<size_t>(task / tasks_per_expert);
@@ -177,7 +177,7 @@ Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, cons
   const float* in_words = ctx.read<Region::kFfnInPart>();
   const int shared_tiles[] = {layout.first_tile(Stage::kFfnIn, Linear::kSharedW1, ctx.layer_idx()),
                               layout.first_tile(Stage::kFfnIn, Linear::kSharedW3, ctx.layer_idx())};
-  RowValues out(layout.rows() * (slots + 1), width);
+  RowValues out(used_rows(ctx.rows()) * (slots + 1), width);
   std::vector<int> live;  // (row, slot) in use
   std::vector<float> parts[2] = {std::vector<float>(static_cast<size_t>(width)),
                                  std::vector<float>(static_cast<size_t>(width))};
@@ -214,12 +214,12 @@ void run_stage(StageContext<Stage::kExpertDown>& ctx) {
   if (!ctx.poll_range<Region::kExpertPart>(0, static_cast<int>(routing.experts.size()) * tasks_per_expert)) return;
   const Activations hidden = hidden_activations(ctx, routing);
   const int tiles = layout.stage_tiles(Stage::kExpertDown, layer_idx);
-  std::vector<float> product(static_cast<size_t>(layout.rows()) * static_cast<size_t>(slots + 1) * kTile);
+  std::vector<float> product(static_cast<size_t>(used_rows(ctx.rows())) * static_cast<size_t>(slots + 1) * kTile);
   float* out = ctx.write<Region::kFfnExchange>();
   for (const int task : ctx.tasks()) {
     const int granule = ctx.rank() * tiles + task;
     float* sums = out + int64_t{granule} * layout.rows() * kTile;
-    std::fill_n(sums, layout.rows() * kTile, 0.0f);
+    std::fill_n(sums, used_rows(ctx.rows()) * kTile, 0.0f);
     const auto add = [&](const PackedLinear& weights, const std::vector<int>& inputs) {
       multiply_tile(weights, {task, 0, weights.k}, hidden, inputs, product.data());
       for (const int input : inputs)

@@ -89,7 +89,7 @@ void mix_products(const program::Layout& layout, const HyperWeights& hyper, int 
                   const Activations& streams, float* out) {
   const int outputs = layout.mix_outputs();
   const std::vector<int> indices = row_indices(rows);
-  std::vector<float> products(static_cast<size_t>(layout.rows()) * kTile);
+  std::vector<float> products(static_cast<size_t>(used_rows(rows)) * kTile);
   const PackedLinear& fn = hyper.fn[static_cast<size_t>(slice)];
   for (int tile = 0; tile < fn.tiles(); ++tile) {
     multiply_tile(fn, {tile, 0, fn.k}, streams, indices, products.data());
@@ -257,7 +257,7 @@ void run_stage(StageContext<Stage::kEngramKv>& ctx) {
   const EngramWeights& weights = ctx.layer().engram;
   const model::EngramTable& table = ctx.tables().engram[static_cast<size_t>(ctx.role().engram_idx)];
   const int num_columns = g.num_engram_columns();
-  RowValues gathered(layout.rows(), num_columns * g.engram_head_dim);
+  RowValues gathered(used_rows(ctx.rows()), num_columns * g.engram_head_dim);
   std::vector<int> classes(static_cast<size_t>(g.engram_max_ngram_size));
   std::vector<int64_t> rows(static_cast<size_t>(num_columns));
   for (const Row& row : ctx.rows()) {
@@ -392,7 +392,7 @@ void run_stage(StageContext<Stage::kFold>& ctx) {
   float* mix_out = ctx.write<Region::kAttnMixPart>();
   Activations inputs;
   inputs.k = ctx.geometry().hc_mult * layout.slice_width();
-  inputs.values.resize(static_cast<size_t>(layout.rows() * inputs.k));
+  inputs.values.resize(static_cast<size_t>(used_rows(ctx.rows()) * inputs.k));
   for (const int slice : ctx.tasks()) {
     const bool ready = engram ? ctx.poll<Region::kEngramStreams>(slice) &&
                                     poll_engram(ctx, slice, ctx.geometry().hc_mult, ctx.geometry().hc_mult)
@@ -457,7 +457,7 @@ void run_stage(StageContext<Stage::kFfnFold>& ctx) {
   float* mix_out = ctx.write<Region::kFfnMixPart>();
   Activations inputs;
   inputs.k = ctx.geometry().hc_mult * layout.slice_width();
-  inputs.values.resize(static_cast<size_t>(layout.rows() * inputs.k));
+  inputs.values.resize(static_cast<size_t>(used_rows(ctx.rows()) * inputs.k));
   for (const int slice : ctx.tasks()) {
     if (!poll_site<Region::kAttnExchange, Region::kStreams>(ctx, slice)) return;
     for (const Row& row : ctx.rows()) {
