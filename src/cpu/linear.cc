@@ -2,6 +2,7 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -261,10 +262,7 @@ __attribute__((target("avx2"))) void multiply_avx2(const PackedLinear& weights, 
   multiply_any<Vector<8>, 4>(weights, product, inputs, rows, sums);
 }
 
-bool has_avx2() {
-  static const bool supported = __builtin_cpu_supports("avx2") != 0;
-  return supported;
-}
+std::atomic<bool> use_wide{__builtin_cpu_supports("avx2") != 0};
 
 int64_t code_bytes(Kind kind, int64_t elements) {
   switch (kind) {
@@ -343,13 +341,15 @@ Activations plain(std::vector<float> values, int k) {
   return out;
 }
 
+bool set_wide_vectors(bool wide) { return use_wide.exchange(wide && __builtin_cpu_supports("avx2") != 0); }
+
 void multiply_tile(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
                    std::span<const int> row_indices, float* out) {
   float sums[program::kMaxBand * kTile];
   for (size_t first = 0; first < row_indices.size(); first += program::kMaxBand) {
     const std::span<const int> rows =
         row_indices.subspan(first, std::min<size_t>(program::kMaxBand, row_indices.size() - first));
-    (has_avx2() ? multiply_avx2 : multiply_base)(weights, product, inputs, rows, sums);
+    (use_wide.load(std::memory_order_relaxed) ? multiply_avx2 : multiply_base)(weights, product, inputs, rows, sums);
     for (size_t idx = 0; idx < rows.size(); ++idx) {
       std::memcpy(out + static_cast<int64_t>(rows[idx]) * kTile, sums + idx * kTile, kTile * sizeof(float));
     }

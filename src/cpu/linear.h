@@ -65,6 +65,10 @@ struct TileProduct {
 void multiply_tile(const PackedLinear& weights, const TileProduct& product, const Activations& inputs,
                    std::span<const int> row_indices, float* out);
 
+// Whether tile products use the AVX2 version where the machine has it (the default). Returns what was set before. For
+// tests, which hold the two versions against each other bit for bit.
+bool set_wide_vectors(bool wide);
+
 // Dot product of two fp32 vectors with 16 fixed lanes.
 float dot(const float* a, const float* b, int count);
 // acc[i] += scale * values[i].

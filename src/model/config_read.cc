@@ -234,7 +234,7 @@ Result<std::string> read_file(const std::filesystem::path& path) {
   if (!stream) return Error{Code::kNotFound, "cannot be opened", path.string()};
   std::string text(kMaxConfigBytes + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (stream.bad()) return Error{Code::kUnavailable, "cannot be read", path.string()};
+  if (stream.bad()) return Error{Code::kNotFound, "cannot be read", path.string()};
   text.resize(static_cast<size_t>(stream.gcount()));
   if (text.size() > kMaxConfigBytes) {
     return Error{Code::kCorrupt, fmt::format("a config is at most {} bytes", kMaxConfigBytes), path.string()};

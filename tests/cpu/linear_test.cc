@@ -130,7 +130,7 @@ double magnitude(const Matrix& matrix, int n, const Activations& inputs, int row
   return sum;
 }
 
-void expect_products(const Matrix& matrix, const Activations& inputs, int num_rows) {
+void expect_products_of_one_version(const Matrix& matrix, const Activations& inputs, int num_rows) {
   const PackedLinear packed = pack(matrix.view(), {0, matrix.n, 0, matrix.k});
   ASSERT_EQ(packed.tiles(), ceil_div(matrix.n, kTile));
   for (int tile = 0; tile < packed.tiles(); ++tile) {
@@ -151,6 +151,15 @@ void expect_products(const Matrix& matrix, const Activations& inputs, int num_ro
       }
     }
   }
+}
+
+// Both versions of the tile product give the reference's bits.
+void expect_products(const Matrix& matrix, const Activations& inputs, int num_rows) {
+  expect_products_of_one_version(matrix, inputs, num_rows);
+  const bool wide = set_wide_vectors(false);
+  EXPECT_EQ(set_wide_vectors(false), false);  // the base version is on
+  expect_products_of_one_version(matrix, inputs, num_rows);
+  set_wide_vectors(wide);
 }
 
 Activations inputs_of(const Case& wanted, int num_rows, float size, std::mt19937& random) {
