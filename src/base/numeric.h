@@ -50,7 +50,7 @@ inline uint8_t e4m3_bits(float value) {
 
 // The e4m3 value nearest to a value (clamped to +-448): e4m3_value(e4m3_bits(value)) without the code.
 inline float round_e4m3(float value) {
-  const float magnitude = std::fabs(value) < 448.0f ? std::fabs(value) : 448.0f;
+  const float magnitude = std::fabs(value) > 448.0f ? 448.0f : std::fabs(value);  // NaN stays NaN
   const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
   const float normal = std::bit_cast<float>((bits + 0x7ffffu + ((bits >> 20) & 1u)) & 0xfff00000u);
   const float subnormal = (magnitude + 0x1p14f) - 0x1p14f;  // multiples of 2^-9

@@ -55,6 +55,7 @@ class ContextBase {
 
  private:
   void check_overwrite(program::Region region);
+  void check_content(program::Region region, int granule);
 
   Machine& machine_;
   CtaCall where_;

@@ -2,6 +2,7 @@
 #include "cpu/machine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cpu/context.h"
@@ -82,6 +83,35 @@ std::string call_name(const program::Program& program, int call_idx) {
 
 namespace {
 
+// Whether a granule holds every row ([row][words]), one row (granules [..][row]), or something that not every live row
+// fills.
+enum class Rows { kAll, kOne, kOther };
+Rows rows_of(Region region) {
+  switch (region) {
+    case Region::kEngramKvOut:
+    case Region::kEngramStreams:
+    case Region::kEngramDots:
+    case Region::kStreams:
+    case Region::kAttnU:
+    case Region::kAttnMixPart:
+    case Region::kAttnInPart:
+    case Region::kQPart:
+    case Region::kOaPart:
+    case Region::kAttnExchange:
+    case Region::kFfnStreams:
+    case Region::kFfnU:
+    case Region::kFfnMixPart:
+    case Region::kFfnInPart:
+    case Region::kFfnExchange:
+    case Region::kHeadU: return Rows::kAll;
+    case Region::kAttnMixOut:
+    case Region::kFfnMixOut:
+    case Region::kWindowNew:
+    case Region::kAttnOut: return Rows::kOne;
+    default: return Rows::kOther;
+  }
+}
+
 uint32_t tag_of(const Machine& machine, int call_idx) { return machine.plan().tag(machine.inputs->epoch, call_idx); }
 
 int copy_written(const Machine& machine, int call_idx, Region region) {
@@ -97,6 +127,7 @@ int ContextBase::serving_call(Region region) const {
 }
 
 bool ContextBase::poll_granule(Region region, int granule, int writer) {
+  if (machine_.fault.skip_poll_call == where_.call_idx) return true;
   const int copy = copy_written(machine_, writer, region);
   RegionStore& store = *machine_.ranks[static_cast<size_t>(where_.rank)].regions;
   const Wait wait{region, copy, granule, tag_of(machine_, writer), where_.rank, where_.cta, where_.call_idx};
@@ -138,7 +169,30 @@ void ContextBase::check_overwrite(Region region) {
   }
 }
 
+// Level L2: what a call read before its put is NaN (RegionStore::begin_content), and so is what it made of it.
+void ContextBase::check_content(Region region, int granule) {
+  const Rows layout = rows_of(region);
+  if (machine_.finished.empty() || layout == Rows::kOther) return;
+  const int copy = copy_written(machine_, where_.call_idx, region);
+  RegionStore& own = *machine_.ranks[static_cast<size_t>(where_.rank)].regions;
+  const int64_t granule_words = own.granule_words(region);
+  const int64_t row_words = layout == Rows::kAll ? granule_words / machine_.layout().rows() : granule_words;
+  const float* words = own.data(region, copy) + granule * granule_words;
+  for (const Row& row : rows()) {
+    const float* from = layout == Rows::kAll ? words + row.idx * row_words : words;
+    const bool own_granule = layout == Rows::kAll || granule % machine_.layout().rows() == row.idx;
+    if (!own_granule || std::none_of(from, from + row_words, [](float word) { return std::isnan(word); })) continue;
+    if (machine_.violation.empty()) {
+      machine_.violation = "read before its put: " + call_name(machine_.program(), where_.call_idx) + " on rank " +
+                           std::to_string(where_.rank) + " CTA " + std::to_string(where_.cta) + " puts NaN into " +
+                           region_name(region) + " granule " + std::to_string(granule);
+    }
+    machine_.aborted = true;
+  }
+}
+
 void ContextBase::put_granule(Region region, int granule) {
+  check_content(region, granule);
   const int copy = copy_written(machine_, where_.call_idx, region);
   RegionStore& own = *machine_.ranks[static_cast<size_t>(where_.rank)].regions;
   const bool first = where_.rank == 0 && granule == 0;

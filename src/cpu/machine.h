@@ -68,6 +68,7 @@ struct Fault {
   int drop_put_call = -1;    // the call whose put of granule 0 is lost on rank 0
   int wrong_tag_call = -1;   // the call that puts granule 0 with the tag of another step on rank 0
   int rank_scope_call = -1;  // the call whose pushes to other ranks are lost
+  int skip_poll_call = -1;   // the call that does not wait for what it polls
   int late_cta = -1;         // the CTA (rank 0) that always runs last
 };
 

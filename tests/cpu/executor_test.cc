@@ -274,6 +274,20 @@ TEST(Executor, a_writer_that_puts_into_the_wrong_parity_is_reported) {
       << text;
 }
 
+TEST(Executor, a_call_that_does_not_wait_is_reported_by_name) {
+  Faulty faulty;
+  for (const Stage stage :
+       {Stage::kFold, Stage::kAttnMix, Stage::kQProj, Stage::kWoB, Stage::kFfnFold, Stage::kFfnMix}) {
+    const int call_idx = faulty.find(stage, 2);
+    std::string text;  // an order in which nothing was late has nothing to report; each run takes another order
+    for (int attempt = 0; attempt < 40 && text.empty(); ++attempt) {
+      text = faulty.run([&](Machine& machine) { machine.fault.skip_poll_call = call_idx; });
+    }
+    EXPECT_NE(text.find("read before its put: " + call_name(faulty.program(), call_idx)), std::string::npos)
+        << call_name(faulty.program(), call_idx) << ": " << text;
+  }
+}
+
 TEST(Executor, a_step_after_a_fault_is_served) {
   const auto backend = made_backend(micro(), options_of(1, 2, true));
   backend->machine().fault.drop_put_call = 20;
