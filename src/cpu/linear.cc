@@ -56,16 +56,18 @@ MONOSTEP_INLINE void decode_lanes(const typename V::Words& magnitude, const type
 // An e2m1 code in the low four bits: with eight lanes its magnitude is one table look-up across lanes.
 template <typename V>
 MONOSTEP_INLINE void decode_nibble(const typename V::Words& code, typename V::Floats* out) {
-  typedef typename V::Words Words;
-  typedef typename V::Floats Floats;
+  [[maybe_unused]] typedef typename V::Words Words;
+  [[maybe_unused]] typedef typename V::Floats Floats;
+#ifndef __clang__  // which has no shuffle by a variable index
   if constexpr (V::kLanes == 8) {
     const Floats table = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     const Floats magnitude = __builtin_shuffle(table, code);  // takes the index modulo 8
     const Words sign = (code << 28) & static_cast<int32_t>(0x80000000u);
     *out = reinterpret_cast<Floats>(reinterpret_cast<Words>(magnitude) ^ sign);
-  } else {
-    decode_lanes<V, kE2m1>(code & 7, ((code >> 3) & 1) << 31, out);
+    return;
   }
+#endif
+  decode_lanes<V, kE2m1>(code & 7, ((code >> 3) & 1) << 31, out);
 }
 
 typedef uint8_t TileBytes __attribute__((vector_size(kTile)));
@@ -87,17 +89,15 @@ MONOSTEP_INLINE void widen(const uint8_t* codes, typename V::Words* out) {
     typedef uint16_t Eight __attribute__((vector_size(16)));
     const TileBytes zero = {};
     const auto low = reinterpret_cast<Eight>(
-        __builtin_shuffle(bytes, zero, TileBytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}));
+        __builtin_shufflevector(bytes, zero, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
     const auto high = reinterpret_cast<Eight>(
-        __builtin_shuffle(bytes, zero, TileBytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}));
+        __builtin_shufflevector(bytes, zero, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
     const Eight none = {};
-    const Eight first = {0, 8, 1, 9, 2, 10, 3, 11};
-    const Eight second = {4, 12, 5, 13, 6, 14, 7, 15};
     typedef typename V::Words Words;
-    out[0] = reinterpret_cast<Words>(__builtin_shuffle(low, none, first));
-    out[1] = reinterpret_cast<Words>(__builtin_shuffle(low, none, second));
-    out[2] = reinterpret_cast<Words>(__builtin_shuffle(high, none, first));
-    out[3] = reinterpret_cast<Words>(__builtin_shuffle(high, none, second));
+    out[0] = reinterpret_cast<Words>(__builtin_shufflevector(low, none, 0, 8, 1, 9, 2, 10, 3, 11));
+    out[1] = reinterpret_cast<Words>(__builtin_shufflevector(low, none, 4, 12, 5, 13, 6, 14, 7, 15));
+    out[2] = reinterpret_cast<Words>(__builtin_shufflevector(high, none, 0, 8, 1, 9, 2, 10, 3, 11));
+    out[3] = reinterpret_cast<Words>(__builtin_shufflevector(high, none, 4, 12, 5, 13, 6, 14, 7, 15));
   }
 }
 
