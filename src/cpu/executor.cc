@@ -42,25 +42,35 @@ std::string describe(const Machine& machine, const Wait& wait, uint32_t seen) {
          std::to_string(seen);
 }
 
-// Every CTA is a thread; a wait spins, then yields.
+// Every CTA is a thread; a wait spins, then sleeps. Yielding instead would hand whole time slices to other programs of
+// a busy machine, while a thread that wakes from sleep is soon run again.
+constexpr auto kSpin = std::chrono::microseconds(500);
+constexpr auto kSleep = std::chrono::microseconds(20);
+
 class SpinWaiter : public Waiter {
  public:
   explicit SpinWaiter(Machine& machine) : machine_(machine) {}
 
   bool wait(const std::atomic<uint32_t>& tag, const Wait& wait) override {
-    for (int spin = 0; spin < 256; ++spin) {
-      if (tag.load(std::memory_order_acquire) == wait.wanted) return true;
-    }
+    if (spin(tag, wait.wanted)) return true;
     const auto begin = std::chrono::steady_clock::now();
-    while (tag.load(std::memory_order_acquire) != wait.wanted) {
+    while (!spin(tag, wait.wanted)) {
       if (machine_.aborted.load(std::memory_order_relaxed)) return false;
-      std::this_thread::yield();
-      if (std::chrono::steady_clock::now() - begin > kPatience) give_up(wait, tag.load());
+      const auto spent = std::chrono::steady_clock::now() - begin;
+      if (spent > kPatience) give_up(wait, tag.load());
+      if (spent > kSpin) std::this_thread::sleep_for(kSleep);
     }
     return true;
   }
 
  private:
+  static bool spin(const std::atomic<uint32_t>& tag, uint32_t wanted) {
+    for (int look = 0; look < 256; ++look) {
+      if (tag.load(std::memory_order_acquire) == wanted) return true;
+    }
+    return false;
+  }
+
   void give_up(const Wait& wait, uint32_t seen) {
     const std::lock_guard lock(mutex_);
     if (machine_.violation.empty()) machine_.violation = describe(machine_, wait, seen);
