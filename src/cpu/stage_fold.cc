@@ -127,7 +127,7 @@ std::vector<float> engram_slice(const program::Layout& layout, const float* word
   const int tiles = ceil_div(per_rank, kTile);
   const int splits = layout.stage_splits(Stage::kEngramKv, -1);
   std::vector<float> out(static_cast<size_t>(layout.slice_width()));
-  for (int column = 0; column < layout.slice_width(); ++column) {  // the ranks' parts meet inside a slice
+  for (int column = 0; column < layout.slice_width(); ++column) {  // a slice may lie in the rows of two ranks
     const int n = part * layout.geometry().hidden_size + slice * layout.slice_width() + column;
     const PartialSums sums{words, layout.rows(), n / per_rank * tiles, splits};
     sum_splits(sums, row, n % per_rank, std::span(out).subspan(static_cast<size_t>(column), 1));
@@ -422,28 +422,30 @@ void run_stage(StageContext<Stage::kFold>& ctx) {
   }
 }
 
-template <>
-void run_stage(StageContext<Stage::kAttnMix>& ctx) {
-  if (!ctx.poll_range<Region::kAttnMixPart>(0, ctx.layout().num_slices())) return;
-  float* out = ctx.write<Region::kAttnMixOut>();
+namespace {
+
+// The coefficients of this CTA's live rows, from the partial products of all slices.
+template <Region Parts, Region Out, Stage S>
+void finish_rows(StageContext<S>& ctx, const HyperWeights& hyper) {
+  if (!ctx.template poll_range<Parts>(0, ctx.layout().num_slices())) return;
+  float* out = ctx.template write<Out>();
   for (const int row : ctx.tasks()) {
     if (live_row(ctx.rows(), row) == nullptr) continue;
-    finish_row_mix(ctx, ctx.layer().hyper_attn, ctx.read<Region::kAttnMixPart>(), row,
-                   out + int64_t{row} * ctx.layout().mix_outputs());
-    ctx.put<Region::kAttnMixOut>(row);
+    finish_row_mix(ctx, hyper, ctx.template read<Parts>(), row, out + int64_t{row} * ctx.layout().mix_outputs());
+    ctx.template put<Out>(row);
   }
+}
+
+}  // namespace
+
+template <>
+void run_stage(StageContext<Stage::kAttnMix>& ctx) {
+  finish_rows<Region::kAttnMixPart, Region::kAttnMixOut>(ctx, ctx.layer().hyper_attn);
 }
 
 template <>
 void run_stage(StageContext<Stage::kFfnMix>& ctx) {
-  if (!ctx.poll_range<Region::kFfnMixPart>(0, ctx.layout().num_slices())) return;
-  float* out = ctx.write<Region::kFfnMixOut>();
-  for (const int row : ctx.tasks()) {
-    if (live_row(ctx.rows(), row) == nullptr) continue;
-    finish_row_mix(ctx, ctx.layer().hyper_ffn, ctx.read<Region::kFfnMixPart>(), row,
-                   out + int64_t{row} * ctx.layout().mix_outputs());
-    ctx.put<Region::kFfnMixOut>(row);
-  }
+  finish_rows<Region::kFfnMixPart, Region::kFfnMixOut>(ctx, ctx.layer().hyper_ffn);
 }
 
 template <>
