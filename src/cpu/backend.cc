@@ -23,7 +23,7 @@ Result<std::unique_ptr<CpuBackend>> CpuBackend::make(const weights::Checkpoint& 
   Machine& machine = out->machine_;
   machine.tables = make_tables(checkpoint);
   machine.ranks.resize(static_cast<size_t>(options.tp));
-  out->choose_band(1);
+  out->choose_band(1, 1);
   for (int rank = 0; rank < options.tp; ++rank) {
     RankState& state = machine.ranks[static_cast<size_t>(rank)];
     state.weights = std::make_unique<RankWeights>(load_rank(checkpoint, machine.layout(), rank));
@@ -73,12 +73,12 @@ Status CpuBackend::check(const StepInputs& inputs) const {
   return {};
 }
 
-void CpuBackend::choose_band(int rows) {
-  const int band = program::band_of(rows);
+void CpuBackend::choose_band(int rows, int requests) {
+  const program::Shape shape = program::shape_for(geometry_, rows, requests, options_.max_context);
+  const int band = shape.band;
   const auto band_idx =
       static_cast<size_t>(std::find(program::kBands.begin(), program::kBands.end(), band) - program::kBands.begin());
   if (!bands_[band_idx]) {
-    const program::Shape shape{band, program::kMaxRequests, options_.max_context};
     bands_[band_idx] = std::make_unique<Band>(geometry_, shard_, shape, num_ctas_);
   }
   machine_.band = bands_[band_idx].get();
@@ -114,7 +114,7 @@ Status CpuBackend::begin_step(const StepInputs& inputs) {
   machine_.inputs = &inputs_;
   machine_.aborted = false;
   machine_.violation.clear();
-  choose_band(static_cast<int>(inputs_.rows.size()));
+  choose_band(static_cast<int>(inputs_.rows.size()), static_cast<int>(inputs_.requests.size()));
   lay_out_rows();
   for (std::atomic<int>& calls : machine_.finished) calls = 0;
   if (options_.checks) {
@@ -124,6 +124,7 @@ Status CpuBackend::begin_step(const StepInputs& inputs) {
 }
 
 Status CpuBackend::run(const CallRange& range) {
+  if (runner_) return runner_(machine_, range);
   return options_.checks ? run_calls_in_random_order(machine_, range, options_.order_seed + epoch_)
                          : run_calls(machine_, range);
 }

@@ -3,7 +3,9 @@
 // `generate`, `trace` and tests.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "cpu/executor.h"
 #include "program/step.h"
@@ -30,6 +32,12 @@ class CpuBackend : public program::Backend {
   Result<program::StepOutputs> wait(program::Ticket ticket) override;
   void clear_slot(int state_slot) override;
 
+  // Runs calls instead of the simulated CTAs, with and without checks. What it reads and leaves in the machine's region
+  // stores (words and tags) and pools must be what the stages would have read and left; the step's inputs, live rows
+  // and band lie in the machine.
+  using Runner = std::function<Status(Machine&, const CallRange&)>;
+  void set_runner(Runner runner) { runner_ = std::move(runner); }
+
   // The parts of decode, for trace and for tests that feed regions or stop after a call.
   Status begin_step(const program::StepInputs& inputs);
   Status run(const CallRange& range);
@@ -39,10 +47,11 @@ class CpuBackend : public program::Backend {
  private:
   explicit CpuBackend(const CpuOptions& options) : options_(options) {}
   Status check(const program::StepInputs& inputs) const;
-  void choose_band(int rows);
+  void choose_band(int rows, int requests);
   void lay_out_rows();
 
   CpuOptions options_;
+  Runner runner_;  // null: the simulated CTAs
   Machine machine_;
   program::StepInputs inputs_;
   program::StepOutputs outputs_;

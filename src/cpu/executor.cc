@@ -223,6 +223,7 @@ Status verdict_of(Machine& machine) {
 }  // namespace
 
 Status run_calls(Machine& machine, const CallRange& range) {
+  CHECK(machine.finished.empty(), "checks need one CTA at a time");
   SpinWaiter waiter(machine);
   machine.waiter = &waiter;
   const int num_workers = machine.num_ranks() * machine.plan().num_ctas();

@@ -16,12 +16,13 @@ struct CallRange {
   int last = 0;  // one past the end
 };
 
-// Runs the calls on all ranks and CTAs; returns when all are done. Errors: kInternal when nothing can proceed (names
-// region, granule, wanted and seen tag, and who waits), kInternal when a put would overwrite unread content.
+// Runs the calls on all ranks and CTAs; returns when all are done. Error: kInternal when nothing can proceed (names
+// region, granule, wanted and seen tag, and who waits). The machine must have been made without checks, which CTAs that
+// run at one time would upset.
 Status run_calls(Machine& machine, const CallRange& range);
 
-// The same, one CTA at a time: order, task order inside a call and interleaving come from `seed`. The machine must have
-// been made with checks.
+// The same, one CTA at a time: order, task order inside a call and interleaving come from `seed`. Also kInternal when a
+// put would overwrite unread content or holds what was never put. The machine must have been made with checks.
 Status run_calls_in_random_order(Machine& machine, const CallRange& range, uint64_t seed);
 
 }  // namespace monostep::cpu

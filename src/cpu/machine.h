@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ class RegionStore {
   std::atomic<uint32_t>& tag(program::Region region, int copy, int granule) {
     return at(region, copy).tags[static_cast<size_t>(granule)];
   }
+  // All words and all tags of a copy, for who mirrors them.
+  std::span<float> words(program::Region region, int copy) { return at(region, copy).words; }
+  std::span<std::atomic<uint32_t>> tags(program::Region region, int copy) { return at(region, copy).tags; }
+  // Words of a granule where granules lie one behind the other: all regions but kScores and kExpertPart.
   int64_t granule_words(program::Region region) const { return granule_words_[static_cast<size_t>(region)]; }
   // Level L2: every word is NaN until it is put, so that a read without its poll cannot pass unseen. poison() before a
   // step; begin_content() before a call's first word lands in a copy (kTaps is filled by several calls and keeps what

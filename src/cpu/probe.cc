@@ -186,11 +186,12 @@ void Probe::mark_put(Stage stage, int layer_idx) {
     if (copy < 0) continue;
     // The taps' layers share one region: each puts its own part.
     const bool taps = region == Region::kTaps;
-    const int begin =
-        taps ? machine.program().roles[static_cast<size_t>(layer_idx)].tap_idx * layout().num_slices() : 0;
-    const int count = taps ? layout().num_slices() : layout().num_granules(region);
+    const auto slices = static_cast<size_t>(layout().num_slices());
+    const size_t begin =
+        taps ? static_cast<size_t>(machine.program().roles[static_cast<size_t>(layer_idx)].tap_idx) * slices : 0;
     for (RankState& rank : machine.ranks) {
-      for (int granule = begin; granule < begin + count; ++granule) rank.regions->tag(region, copy, granule).store(tag);
+      const auto tags = rank.regions->tags(region, copy);
+      for (auto& each : taps ? tags.subspan(begin, slices) : tags) each.store(tag);
     }
   }
 }

@@ -1,6 +1,5 @@
-// Stages of the residual streams: fold, Engram, mHC mixing. Tasks: slices of the hidden dimension for all rows (folds),
-// rows (mixes), output tiles (Engram's wkv). Exact but for fp32 sums, which are bounded. Formulas: model.md 3.2
-// and 3.8.
+// Stages of the residual streams: folds (Engram's too), mHC mixing. Tasks: slices of the hidden dimension for all rows
+// (folds), rows (mixes). Exact but for fp32 sums, which are bounded. Formulas: model.md 3.2 and 3.8.
 #include <cmath>
 
 #include "base/math.h"
@@ -136,37 +135,6 @@ std::vector<float> engram_slice(const program::Layout& layout, const float* word
   return out;
 }
 
-// Token classes of a row's position and those before it: from the step's rows, else from the slot's history.
-void row_classes(StageContext<Stage::kEngramKv>& ctx, const Row& row, std::vector<int>& classes) {
-  const program::StepRequest& request = ctx.inputs().requests[static_cast<size_t>(row.request)];
-  const ModelTables& tables = ctx.tables();
-  for (size_t back = 0; back < classes.size(); ++back) {
-    const int position = row.position - static_cast<int>(back);
-    if (position < 0) {
-      classes[back] = tables.pad_class;
-    } else if (position >= request.first_position) {
-      const program::StepRow& source = ctx.inputs().rows[static_cast<size_t>(row.idx) - back];
-      classes[back] = source.image ? model::kDeadClass : tables.token_classes[static_cast<size_t>(source.token)];
-    } else {
-      const kv::Pools& pools = ctx.pools();
-      int32_t stored;
-      std::memcpy(&stored, ctx.pools().slot(request.state_slot) + pools.slot_layout.class_offset(position),
-                  sizeof(stored));
-      classes[back] = stored;
-    }
-  }
-}
-
-// Adds the step's rows to the history of their slots.
-void store_classes(StageContext<Stage::kEngramKv>& ctx) {
-  for (const Row& row : ctx.rows()) {
-    const program::StepRequest& request = ctx.inputs().requests[static_cast<size_t>(row.request)];
-    const int32_t value = row.image ? model::kDeadClass : ctx.tables().token_classes[static_cast<size_t>(row.token)];
-    kv::Pools& pools = ctx.pools();
-    std::memcpy(pools.slot(request.state_slot) + pools.slot_layout.class_offset(row.position), &value, sizeof(value));
-  }
-}
-
 // Polls every tile of the Engram output that a slice touches.
 template <Stage S>
 bool poll_engram(StageContext<S>& ctx, int slice, int first_part, int last_part) {
@@ -249,43 +217,6 @@ class LayerStart {
 };
 
 }  // namespace
-
-template <>
-void run_stage(StageContext<Stage::kEngramKv>& ctx) {
-  const model::Geometry& g = ctx.geometry();
-  const program::Layout& layout = ctx.layout();
-  const EngramWeights& weights = ctx.layer().engram;
-  const model::EngramTable& table = ctx.tables().engram[static_cast<size_t>(ctx.role().engram_idx)];
-  const int num_columns = g.num_engram_columns();
-  RowValues gathered(used_rows(ctx.rows()), num_columns * g.engram_head_dim);
-  std::vector<int> classes(static_cast<size_t>(g.engram_max_ngram_size));
-  std::vector<int64_t> rows(static_cast<size_t>(num_columns));
-  for (const Row& row : ctx.rows()) {
-    row_classes(ctx, row, classes);
-    model::engram_rows(table, g.engram_n_heads, ctx.tables().pad_class, classes, rows);
-    for (int column = 0; column < num_columns; ++column) {
-      const uint8_t* codes = weights.codes + rows[static_cast<size_t>(column)] * g.engram_head_dim;
-      const uint8_t* scales =
-          weights.scales + rows[static_cast<size_t>(column)] * (g.engram_head_dim / kActivationGroup);
-      float* out = gathered.row(row.idx).data() + column * g.engram_head_dim;
-      for (int d = 0; d < g.engram_head_dim; ++d)
-        out[d] = e4m3_value(codes[d]) * e8m0_value(scales[d / kActivationGroup]);
-    }
-  }
-  const std::vector<int> indices = row_indices(ctx.rows());
-  const Activations inputs = quantize(gathered.values, gathered.width, indices);
-  const int splits = layout.stage_splits(Stage::kEngramKv, -1);
-  const int tasks_of_rank = layout.stage_tiles(Stage::kEngramKv, -1) * splits;
-  float* out = ctx.write<Region::kEngramKvOut>();
-  for (const int task : ctx.tasks()) {
-    const program::TileTask part = linear_task(task, splits);
-    const int granule = ctx.rank() * tasks_of_rank + task;
-    multiply_tile(weights.wkv, slice_of(weights.wkv, part.tile, part.split, splits), inputs, indices,
-                  out + int64_t{granule} * layout.rows() * kTile);
-    ctx.put<Region::kEngramKvOut>(granule);
-    if (task == 0 && ctx.role().engram_idx == 0) store_classes(ctx);
-  }
-}
 
 template <>
 void run_stage(StageContext<Stage::kEngramFold>& ctx) {

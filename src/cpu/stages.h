@@ -10,6 +10,8 @@ template <program::Stage S>
 void run_stage(StageContext<S>& ctx);
 
 template <>
+void run_stage(StageContext<program::Stage::kEngramRows>& ctx);
+template <>
 void run_stage(StageContext<program::Stage::kEngramKv>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kEngramFold>& ctx);

@@ -137,6 +137,7 @@ Status Tracer::prepare() {
   backend.num_pages = backend.max_context / program::kPageTokens;
   backend.num_slots = 1;
   TRY_ASSIGN(backend_, CpuBackend::make(checkpoint_, backend));
+  if (options_.on_backend) TRY(options_.on_backend(*backend_));
   probe_ = std::make_unique<Probe>(*backend_);
   const std::vector<int>& prompt = tokens_;
   collector_ = std::make_unique<Collector>(*backend_, *probe_,

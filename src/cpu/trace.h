@@ -3,6 +3,7 @@
 // compare"). Called by `monostep trace`; it is how anyone compares the engine with another program.
 #pragma once
 
+#include <functional>
 #include <string_view>
 
 #include "cpu/backend.h"
@@ -17,6 +18,8 @@ struct TraceOptions {
   TraceMode mode = TraceMode::kFree;
   int tp = 1;
   int chunk = program::kMaxBand;  // rows of a prompt step
+  // Called with the backend that trace has made, before its first step: may set a runner.
+  std::function<Status(CpuBackend&)> on_backend = nullptr;
 };
 
 // `record` must hold at least `tokens` I32 [S]; what else a mode needs is checked by name and shape.

@@ -30,7 +30,7 @@ int64_t PageLayout::index_key_offset(int owner_idx, int group_in_page) const {
 }
 
 SlotLayout::SlotLayout(const model::Geometry& geometry)
-    : ring_rows_(geometry.sliding_window + program::kMaxBand - 1),
+    : ring_rows_(program::window_ring_rows(geometry)),
       pending_rows_(program::kMaxBand / 2 + 1),
       history_rows_(program::kMaxBand + geometry.engram_max_ngram_size),
       record_(model::window_record_bytes(geometry)),

@@ -37,6 +37,8 @@ class SlotLayout {
   explicit SlotLayout(const model::Geometry& geometry);
   int64_t slot_bytes() const { return slot_bytes_; }
   int ring_rows() const { return ring_rows_; }
+  int pending_rows() const { return pending_rows_; }
+  int history_rows() const { return history_rows_; }
   // Window ring of a layer (draft layers too): a record of codes, then scales, for a position.
   int64_t ring_offset(int layer_idx, int position) const;
   // Pending (kv, gate) of an even position at a ratio-2 owner: 2 x head_dim f32.

@@ -47,53 +47,11 @@ std::vector<float> yarn_frequencies(const Geometry& geometry) {
   return frequencies;
 }
 
-// Taylor polynomials on [-pi/4, pi/4]; the first term left out is below 1e-16.
-double sin_polynomial(double x) {
-  const double square = x * x;
-  double sum = -1.0 / 1307674368000.0;
-  for (const double term :
-       {1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0}) {
-    sum = sum * square + term;
-  }
-  return x + x * square * sum;
-}
-
-double cos_polynomial(double x) {
-  const double square = x * x;
-  double sum = 1.0 / 20922789888000.0;
-  for (const double term : {-1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0, -1.0 / 720.0,
-                            1.0 / 24.0, -1.0 / 2.0}) {
-    sum = sum * square + term;
-  }
-  return 1.0 + square * sum;
-}
-
 }  // namespace
 
 RopeTables rope_tables(const Geometry& geometry) {
   return {.base = plain_frequencies(geometry.rope_theta, geometry.qk_rope_head_dim),
           .yarn = yarn_frequencies(geometry)};
-}
-
-CosSin rope_angle(int position, float frequency) {
-  CHECK(position >= 0 && position <= 1 << 24, "a position is exact in fp32");
-  // pi/2 in two parts of at most 29 bits and a rest: the products of the parts with a quarter count below 2^24 are
-  // exact.
-  constexpr double kHalfPiHigh = 0x1.921fb54p+0;
-  constexpr double kHalfPiMiddle = 0x1.10b4611p-30;
-  constexpr double kHalfPiLow = 0x1.4c4c6628b80dcp-59;
-  const double angle = static_cast<float>(position) * frequency;
-  const int64_t quarter = static_cast<int64_t>(angle * (2 / std::numbers::pi) + 0.5);
-  const double count = static_cast<double>(quarter);
-  const double rest = ((angle - count * kHalfPiHigh) - count * kHalfPiMiddle) - count * kHalfPiLow;
-  const float cos = static_cast<float>(cos_polynomial(rest));
-  const float sin = static_cast<float>(sin_polynomial(rest));
-  switch (quarter & 3) {
-    case 0: return {cos, sin};
-    case 1: return {-sin, cos};
-    case 2: return {-cos, -sin};
-    default: return {sin, -cos};
-  }
 }
 
 }  // namespace monostep::model

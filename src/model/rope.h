@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/math.h"
 #include "model/geometry.h"
 
 namespace monostep::model {
@@ -13,12 +14,8 @@ struct RopeTables {
 };
 RopeTables rope_tables(const Geometry& geometry);
 
-// cos and sin of f32(f32(position) * frequency), fully range-reduced, the same bits on every build. Position up to
-// 2^24.
-struct CosSin {
-  float cos = 1;
-  float sin = 0;
-};
-CosSin rope_angle(int position, float frequency);
+// Angles: rope_angle of base/math.h.
+using monostep::CosSin;
+using monostep::rope_angle;
 
 }  // namespace monostep::model

@@ -143,6 +143,7 @@ int Layout::num_tasks(const Call& call) const {
     case Stage::kFold:
     case Stage::kFfnFold:
     case Stage::kHeadFold: return num_slices();
+    case Stage::kEngramRows: return rows * geometry_.num_engram_columns();
     case Stage::kAttnMix:
     case Stage::kFfnMix:
     case Stage::kKvNew:
@@ -182,6 +183,7 @@ int Layout::num_granules(Region region) const {
     return max_over_layers(layers, [&](int l) { return stage_tiles(stage, l) * stage_splits(stage, l); });
   };
   switch (region) {
+    case Region::kEngramRowsOut: return rows_ * g.num_engram_columns();
     case Region::kEngramKvOut:
       return shard_.tp * stage_tiles(Stage::kEngramKv, -1) * stage_splits(Stage::kEngramKv, -1);
     case Region::kEngramStreams:
@@ -231,6 +233,7 @@ int64_t Layout::region_words(Region region) const {
   const int64_t rows = rows_;
   const int64_t granules = num_granules(region);
   switch (region) {
+    case Region::kEngramRowsOut: return granules * g.engram_head_dim;
     case Region::kEngramStreams:
     case Region::kStreams:
     case Region::kFfnStreams: return rows * g.hc_mult * g.hidden_size;

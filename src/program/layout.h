@@ -17,6 +17,9 @@ inline constexpr int kMaxKSlice = 1280;  // K elements that a task reads: 8 rows
 inline constexpr int kScoreChunk = 256;  // groups of an index-score task
 inline constexpr int kPageTokens = 64;   // positions of a KV page
 
+// Rows of a window or draft ring: a window behind the widest step's first row, then the step's rows.
+inline int window_ring_rows(const model::Geometry& geometry) { return geometry.sliding_window + kMaxBand - 1; }
+
 // Number of equal K slices, each a whole number of 32-groups and at most kMaxKSlice wide.
 int k_splits(int k);
 
@@ -100,7 +103,6 @@ class Layout {
   int heads_per_group() const { return geometry_.num_attention_heads / geometry_.o_groups; }
   int max_groups(int ratio) const { return shape_.max_context / ratio; }
   int score_chunks(int layer_idx) const;
-  int ring_rows() const { return geometry_.sliding_window + kMaxBand - 1; }
 
   // Tasks of a call for the shape (an upper bound: tasks of absent experts, requests and groups do nothing).
   int num_tasks(const Call& call) const;

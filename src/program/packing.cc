@@ -18,7 +18,8 @@ class Lister {
 
   std::vector<Weight> list() {
     switch (call_.stage) {
-      case Stage::kEngramKv: engram_rows(); break;
+      case Stage::kEngramRows: engram_rows(); break;
+      case Stage::kEngramKv: engram_kv(); break;
       case Stage::kEngramFold: engram_gates(); break;
       case Stage::kFold: fold(); break;
       case Stage::kAttnMix: mix("hc_attn"); break;
@@ -76,6 +77,9 @@ class Lister {
     const Geometry& g = geometry_;
     const int64_t rows = g.engram_num_embeddings[static_cast<size_t>(role().engram_idx)];
     table(prefixed("engram.embed.weight"), Storage::kFp8, rows, g.engram_head_dim);
+  }
+  void engram_kv() {
+    const Geometry& g = geometry_;
     linear("engram.wkv", Storage::kFp8, int64_t{g.hc_mult + 1} * g.hidden_size,
            int64_t{g.num_engram_columns()} * g.engram_head_dim, Split::kRows);
   }

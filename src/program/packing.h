@@ -16,7 +16,6 @@ inline constexpr int kChunkAlign = 64;       // bytes; smaller alignments cost b
 inline constexpr int kMinChunkBytes = 8192;  // one producer thread keeps up with HBM from here (measured on H200)
 inline constexpr int kScaleGroup = 32;       // elements along K that share a scale; FP8 scales also span 32 rows
 
-enum class Storage : uint8_t { kFp8, kFp4, kBf16, kF32 };  // kFp8 and kFp4 come with E8M0 scales
 enum class Split : uint8_t { kNone, kRows, kColumns };     // what a rank holds of a tensor
 enum class Order : uint8_t {
   kFragments,  // chunks of kTile rows by a K slice, in MMA order

@@ -74,6 +74,10 @@ LinearSize section_size(const Layout& layout, const Call& call, int section) {
 ItemTask item_task(const Layout& layout, const Call& call, int task) {
   const int rows = rows_of(layout, call);
   switch (call.stage) {
+    case Stage::kEngramRows: {
+      const int columns = layout.geometry().num_engram_columns();
+      return {task / columns, task % columns};
+    }
     case Stage::kAttend:
     case Stage::kContextNew: return {task / rows, task % rows};
     case Stage::kIndexScore: {

@@ -19,9 +19,10 @@ namespace monostep::program {
 // distinct experts (kExpertUp), a draft layer (kContextProj), and 0 for the other stages of linears.
 TileTask tile_task(const Layout& layout, const Call& call, int task);
 
-// Which part of the work of a stage without linears a task is. `outer`: output group (kAttend), draft layer
-// (kContextNew), request (kIndexScore, kVerdict, kDraftOut), else 0. `inner`: row (kAttend, kContextNew and the stages
-// of one task a row), score chunk (kIndexScore), slice (the folds). Inner is fastest.
+// Which part of the work of a stage without linears a task is. `outer`: row (kEngramRows), output group (kAttend),
+// draft layer (kContextNew), request (kIndexScore, kVerdict, kDraftOut), else 0. `inner`: Engram column (kEngramRows),
+// row (kAttend, kContextNew and the stages of one task a row), score chunk (kIndexScore), slice (the folds). Inner is
+// fastest.
 struct ItemTask {
   int outer = 0;
   int inner = 0;
@@ -77,6 +78,7 @@ class Plan {
   uint32_t tag(uint32_t epoch, int call_idx) const {
     return (epoch << tag_bits_) | ordinals_[static_cast<size_t>(call_idx)];
   }
+  int tag_bits() const { return tag_bits_; }  // low bits of a tag: the writer
   int64_t tag_period() const { return int64_t{1} << (32 - tag_bits_); }
 
   // The weights that each call streams, in consumption order, with the offsets of their chunks in the rank's packed

@@ -1,6 +1,8 @@
 // Flattens a geometry into the calls of a whole step (program/program.h).
 #include "program/program.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace monostep::program {
@@ -15,7 +17,10 @@ class Builder {
   }
 
   Program build() {
-    for (const int layer_idx : geometry_.engram_layer_ids) add(Stage::kEngramKv, layer_idx, Section::kTarget, 0);
+    // Every look-up is on its way before the first of them is waited for.
+    for (const int layer_idx : geometry_.engram_layer_ids) add(Stage::kEngramRows, layer_idx, Section::kTarget, 0);
+    for (const int layer_idx : geometry_.engram_layer_ids)
+      add(Stage::kEngramKv, layer_idx, Section::kTarget, set_of(kEngramRowsOut));
     for (int layer_idx = 0; layer_idx < geometry_.num_hidden_layers; ++layer_idx)
       add_layer(layer_idx, Section::kTarget);
     add_head(Section::kHead);
@@ -114,6 +119,7 @@ int serving_layer(const Program& program, Region region, const Call& reader) {
     case Region::kIndexKeyNew: return role.kv_owner;
     case Region::kTopk: return role.index_source;
     case Region::kCandidates: return role.candidates_from;
+    case Region::kEngramRowsOut:
     case Region::kEngramKvOut: return reader.layer;
     default: return -1;
   }
@@ -127,6 +133,16 @@ int band_of(int rows) {
   }
   CHECK(false, "a step of more rows than the widest band");
   return 0;
+}
+
+Shape shape_for(const model::Geometry& geometry, int num_rows, int num_requests, int max_context) {
+  for (const int band : kBands) {
+    const bool widest = band == kMaxBand;
+    const int requests = widest ? kMaxRequests : std::clamp(band / (1 + geometry.dspark_block_size), 1, kMaxRequests);
+    if (num_rows <= band && num_requests <= requests) return {band, requests, max_context};
+  }
+  CHECK(false, "a step of more rows or requests than the widest band");
+  return {};
 }
 
 Program build_program(const model::Geometry& geometry) { return Builder(geometry).build(); }

@@ -41,6 +41,10 @@ struct Shape {
   int max_context = 4096;  // positions a request may have
 };
 
+// The shape of a step of so many rows and requests: the smallest band that holds the rows and, at a full draft block
+// each, the requests. CHECK fails beyond the widest band.
+Shape shape_for(const model::Geometry& geometry, int num_rows, int num_requests, int max_context);
+
 // Which copy of a region a call's content lives in, and whether `reader` takes it from that call (pure functions of
 // Program).
 int copy_of(const Program& program, const model::Geometry& geometry, Region region, const Call& writer);

@@ -11,6 +11,7 @@
 namespace monostep::program {
 
 enum class Stage : uint8_t {
+  kEngramRows,  // looks up the table rows of a layer's Engram, each record once a rank; writes the class history
   kEngramKv,  // Engram rows -> wkv: keys and value of a layer's Engram; a rank computes its output rows, pushed to all
   kEngramFold,   // Engram layers: FFN exchange + streams -> streams before Engram, partial dots of the gates
   kFold,         // layer start: streams (after the FFN's expand, or after Engram), collapsed input, mHC partials, tap
@@ -41,6 +42,7 @@ enum class Stage : uint8_t {
 inline constexpr int kNumStages = static_cast<int>(Stage::kDraftOut) + 1;
 
 enum class Region : uint8_t {
+  kEngramRowsOut,  // looked-up rows, dequantised
   kEngramKvOut,    // partial sums of engram.wkv
   kEngramStreams,  // streams before Engram
   kEngramDots,     // partial dot, |X|^2, |K|^2 of each gate
@@ -79,6 +81,9 @@ enum class Region : uint8_t {
   kDraft,          // draft ids and confidences
 };
 inline constexpr int kNumRegions = static_cast<int>(Region::kDraft) + 1;
+
+// How a weight is stored; kFp8 and kFp4 come with E8M0 scales.
+enum class Storage : uint8_t { kFp8, kFp4, kBf16, kF32 };
 
 enum class Scope : uint8_t {
   kRank,
@@ -126,6 +131,7 @@ constexpr std::array<RegionDecl, kNumRegions> region_table() {
   const auto set = [&t](Region region, RegionDecl decl) { t[static_cast<int>(region)] = decl; };
   using enum Region;
   using S = Stage;
+  set(kEngramRowsOut, {S::kEngramRows, Scope::kRank, Word::kBF16, Compare::kBits, Copies::kEngram, "engram_rows"});
   set(kEngramKvOut, {S::kEngramKv, Scope::kAllRanks, Word::kF32, Compare::kBound, Copies::kEngram, "engram_kv"});
   set(kEngramStreams, {S::kEngramFold, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "engram_streams"});
   set(kEngramDots, {S::kEngramFold, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "engram_dots"});
@@ -170,7 +176,8 @@ constexpr std::array<StageDecl, kNumStages> stage_table() {
   const auto set = [&t](Stage stage, StageDecl decl) { t[static_cast<int>(stage)] = decl; };
   using enum Region;
   using S = Stage;
-  set(S::kEngramKv, {0, 0, set_of(kEngramKvOut), "engram_kv"});
+  set(S::kEngramRows, {0, 0, set_of(kEngramRowsOut), "engram_rows"});
+  set(S::kEngramKv, {set_of(kEngramRowsOut), 0, set_of(kEngramKvOut), "engram_kv"});
   set(S::kEngramFold, {set_of(kFfnExchange, kFfnStreams, kFfnMixOut, kEngramKvOut), set_of(kFfnMixOut),
                        set_of(kEngramStreams, kEngramDots), "engram_fold"});
   set(S::kFold, {set_of(kFfnExchange, kFfnStreams, kFfnMixOut, kEngramStreams, kEngramDots, kEngramKvOut, kVerdictOut),

@@ -51,7 +51,7 @@ class Model {
 
   int64_t weight_bytes(const Weight& weight, const Call& call, const model::Shard& shard) const {
     if (weight.order == Order::kTable) {
-      if (call.stage == Stage::kEngramKv) return 0;  // counted with the caches, as section 9.3 does
+      if (call.stage == Stage::kEngramRows) return 0;  // counted with the caches, as section 9.3 does
       const int rows = call.stage == Stage::kMarkov      ? query_.requests
                        : call.section == Section::kDraft ? query_.requests * geometry_.dspark_block_size
                                                          : rows_;
@@ -66,7 +66,7 @@ class Model {
   // Section 9.3. A request's rows share their window, their index scan and (a lower bound) their selected groups.
   int64_t kv_bytes(const Call& call) const {
     switch (call.stage) {
-      case Stage::kEngramKv: return rows_ * engram_row_bytes(call);
+      case Stage::kEngramRows: return rows_ * engram_row_bytes(call);
       case Stage::kAttend: return query_.requests * attended_bytes(call);
       case Stage::kIndexScore: return query_.requests * scored_groups(call) * index_record();
       default: return 0;
@@ -106,6 +106,10 @@ TimeModel model_time(const Layout& layout, const TimeQuery& query) { return Mode
 
 Handoffs handoffs_of_layer(const Layout& layout, int layer_idx) {
   const Program& program = layout.program();
+  // Long done when the layer begins.
+  const auto starts_with_step = [](const Call& call) {
+    return call.stage == Stage::kEngramRows || call.stage == Stage::kEngramKv;
+  };
   const auto hops = [](const Handoffs& chain) { return chain.local + chain.cross_rank; };
   const auto step = [&](Handoffs chain, Region region) {
     const bool crosses = decl(region).scope == Scope::kAllRanks && layout.shard().tp > 1;
@@ -117,14 +121,13 @@ Handoffs handoffs_of_layer(const Layout& layout, int layer_idx) {
   for (size_t call_idx = 0; call_idx < program.calls.size(); ++call_idx) {
     const Call& call = program.calls[call_idx];
     const bool outside = call.section != Section::kTarget && call.section != Section::kDraft;
-    if (call.layer != layer_idx || outside || call.stage == Stage::kMarkov || call.stage == Stage::kEngramKv) continue;
+    if (call.layer != layer_idx || outside || call.stage == Stage::kMarkov || starts_with_step(call)) continue;
     for (int region_idx = 0; region_idx < kNumRegions; ++region_idx) {
       const auto region = static_cast<Region>(region_idx);
       if ((call.reads & bit(region)) == 0) continue;
       const int writer = writer_of(program, layout.geometry(), region, static_cast<int>(call_idx));
       if (writer < 0 || program.calls[static_cast<size_t>(writer)].layer != layer_idx) continue;
-      if (program.calls[static_cast<size_t>(writer)].stage == Stage::kEngramKv)
-        continue;  // known from the start of the step
+      if (starts_with_step(program.calls[static_cast<size_t>(writer)])) continue;
       const Handoffs chain = step(longest[static_cast<size_t>(writer)], region);
       if (hops(chain) > hops(longest[call_idx])) longest[call_idx] = chain;
     }

@@ -13,7 +13,7 @@
 namespace monostep::weights {
 namespace {
 
-enum class Kind { kFp8, kFp4, kBf16, kBf16Positive, kF32, kF32Positive };
+using Kind = ValueKind;
 
 struct Rule {
   std::string_view name;  // without the layer's prefix, the expert's number and, for a quantised pair, the last part
@@ -108,49 +108,45 @@ struct RowMaker {
   void fill_scales(int64_t row, std::byte* out) const;
   void fill_bf16(int64_t row, std::byte* out) const;
   void fill_f32(int64_t row, std::byte* out) const;
-  float bf16_value(uint64_t idx, int64_t column) const;
-  float f32_value(uint64_t idx) const;
   void use_source(const model::Geometry& geometry, const model::TensorSpec& spec);
 
   RowExtent extent;
   bool scale = false;
   Rule rule = {};
   Source source;
-  int exponent = 0;
-  float step = 0;             // value of one unit of the integer that is drawn
-  int64_t first_columns = 0;  // columns below this number are special:
-  float first_factor = 1;     // multiplied by this (embed.weight), or
-  float first_value = 0;      // set to this where it is not 0 (norm.weight)
-  int hc_mult = 0;
-  bool adds_ring = false;     // hc_attn_base: +3 where comb leads to the next stream
-  bool doubles_comb = false;  // hc_ffn_base
-  Stream values{""};
-  Stream zeros{""};
+  ValueRule value;
 };
 
 RowMaker::RowMaker(const model::Geometry& geometry, uint64_t seed, const model::TensorSpec& spec)
-    : extent(row_extent(spec)), scale(spec.scale), hc_mult(geometry.hc_mult) {
+    : extent(row_extent(spec)), scale(spec.scale) {
   source = {stream_name(spec), extent.num_columns, 1};
   use_source(geometry, spec);
   const bool deep =
       rule.falls_with_depth && spec.layer_idx < geometry.num_hidden_layers && geometry.num_hidden_layers >= 16;
-  exponent = rule.exponent - (deep ? 3 : 0);
+  int exponent = rule.exponent - (deep ? 3 : 0);
   int64_t columns = source.num_columns;  // in elements of the weight
   if (spec.scale) columns *= 32;
   if (spec.dtype == model::Dtype::kI8) columns *= 2;
   if (!rule.plain_exponent && spec.shape.size() > 1) exponent -= half_bits(columns);
   switch (rule.kind) {
-    case Kind::kBf16: step = std::ldexp(1.0f, exponent - 6); break;
-    case Kind::kBf16Positive: step = std::ldexp(1.0f, rule.exponent - 7); break;
-    case Kind::kF32: step = std::ldexp(1.0f, exponent - 15); break;
-    case Kind::kF32Positive: step = std::ldexp(1.0f, rule.exponent - 16); break;
-    default: break;
+    case Kind::kFp8: value.scale_base = 119 + exponent; break;
+    case Kind::kFp4: value.scale_base = 124 + exponent; break;
+    case Kind::kBf16: value.step = std::ldexp(1.0f, exponent - 6); break;
+    case Kind::kBf16Positive: value.step = std::ldexp(1.0f, rule.exponent - 7); break;
+    case Kind::kF32: value.step = std::ldexp(1.0f, exponent - 15); break;
+    case Kind::kF32Positive: value.step = std::ldexp(1.0f, rule.exponent - 16); break;
   }
-  adds_ring = rule.name == "hc_attn_base";
-  doubles_comb = rule.name == "hc_ffn_base";
+  value.kind = rule.kind;
+  value.zero_rows = rule.zero_rows;
+  value.factor = source.factor;
+  value.hc_mult = geometry.hc_mult;
+  value.adds_ring = rule.name == "hc_attn_base";
+  value.doubles_comb = rule.name == "hc_ffn_base";
+  value.source_columns = source.num_columns;
   const std::string text = std::to_string(seed) + ":" + source.name;
-  values = Stream(is_pair(spec) ? text + (spec.scale ? ".scale" : ".weight") : text);
-  zeros = Stream(text + "#zero");
+  value.codes = Stream(is_pair(spec) ? text + ".weight" : text).start();
+  value.scales = Stream(text + ".scale").start();
+  value.zeros = Stream(text + "#zero").start();
 }
 
 // Finds the rule; for a part of a top-level tensor that tensor's.
@@ -165,14 +161,14 @@ void RowMaker::use_source(const model::Geometry& geometry, const model::TensorSp
     source = {from.name, geometry.hidden_size, from.name == "head.weight" ? 8.0f : 1.0f};
   }
   rule = find_rule(geometry, from);
-  if (from.name == "embed.weight") first_factor = 4;
-  if (from.name == "norm.weight") first_value = 1.5f;
-  if (from.name == "embed.weight" || from.name == "norm.weight") first_columns = geometry.dspark_markov_rank;
+  if (from.name == "embed.weight") value.first_factor = 4;
+  if (from.name == "norm.weight") value.first_value = 1.5f;
+  if (from.name == "embed.weight" || from.name == "norm.weight") value.first_columns = geometry.dspark_markov_rank;
 }
 
 void RowMaker::fill(int64_t row, std::byte* out) const {
   if (scale) return fill_scales(row, out);
-  if (rule.zero_rows > 0 && zeros.word(static_cast<uint64_t>(row)) % static_cast<uint64_t>(rule.zero_rows) == 0) {
+  if (is_zero_row(value, row)) {
     std::memset(out, 0, static_cast<size_t>(extent.row_bytes));
     return;
   }
@@ -186,14 +182,9 @@ void RowMaker::fill(int64_t row, std::byte* out) const {
   }
 }
 
-// The code of a random byte: mostly the upper half of the magnitudes, some zeros and subnormals, some at the maximum.
 constexpr std::array<uint8_t, 256> kFp8Codes = [] {
   std::array<uint8_t, 256> codes = {};
-  for (int byte = 0; byte < 256; ++byte) {
-    const int low = byte & 127;
-    const int magnitude = low < 112 ? 64 + low / 2 : low < 120 ? low - 112 : low < 127 ? 8 * (low - 119) : 126;
-    codes[static_cast<size_t>(byte)] = static_cast<uint8_t>(magnitude | (byte & 128));
-  }
+  for (uint32_t byte = 0; byte < 256; ++byte) codes[byte] = static_cast<uint8_t>(fp8_code(byte));
   return codes;
 }();
 
@@ -203,58 +194,31 @@ void RowMaker::fill_codes(int64_t row, std::byte* out) const {
   const auto code = [fp8](uint64_t byte) { return static_cast<std::byte>(fp8 ? kFp8Codes[byte & 0xff] : byte); };
   uint64_t idx = static_cast<uint64_t>(row * extent.num_columns);
   const std::byte* end = out + extent.num_columns;
-  while (out != end && idx % 8 != 0) *out++ = code(values.byte(idx++));
+  while (out != end && idx % 8 != 0) *out++ = code(stream_byte(value.codes, idx++));
   for (; end - out >= 8; idx += 8, out += 8) {
-    const uint64_t word = values.word(idx / 8);
+    const uint64_t word = stream_word(value.codes, idx / 8);
     for (int byte_idx = 0; byte_idx < 8; ++byte_idx) out[byte_idx] = code(word >> (8 * byte_idx));
   }
-  while (out != end) *out++ = code(values.byte(idx++));
+  while (out != end) *out++ = code(stream_byte(value.codes, idx++));
 }
 
 void RowMaker::fill_scales(int64_t row, std::byte* out) const {
-  const int base = (rule.kind == Kind::kFp8 ? 119 : 124) + exponent;
   for (int64_t column = 0; column < extent.num_columns; ++column) {
-    const uint64_t idx = static_cast<uint64_t>(row * extent.num_columns + column);
-    out[column] = static_cast<std::byte>(base + values.byte(idx) % 3);
+    out[column] = static_cast<std::byte>(scale_byte(value, row * extent.num_columns + column));
   }
-}
-
-float RowMaker::bf16_value(uint64_t idx, int64_t column) const {
-  const uint32_t word = values.half(idx);
-  const auto field = [word](int shift) { return static_cast<int>(word >> shift & 127); };
-  if (rule.kind == Kind::kBf16Positive) {
-    if (column < first_columns) return first_value;
-    const float size = static_cast<float>(128 + field(0)) * step;
-    return word >> 28 == 0 ? -size : size;
-  }
-  const float value = static_cast<float>(field(0) + field(8) + field(16) + field(24) - 254) * step;
-  return column < first_columns ? value * first_factor : value;
 }
 
 void RowMaker::fill_bf16(int64_t row, std::byte* out) const {
   for (int64_t column = 0; column < extent.num_columns; ++column) {
-    const uint64_t idx = static_cast<uint64_t>(row * source.num_columns + column);
-    const uint32_t bits = std::bit_cast<uint32_t>(bf16_value(idx, column) * source.factor);
-    const auto high = static_cast<uint16_t>(bits >> 16);  // exact: at most 8 significant bits
-    std::memcpy(out + column * 2, &high, sizeof high);
+    const auto bits = static_cast<uint16_t>(bf16_element(value, row, column));
+    std::memcpy(out + column * 2, &bits, sizeof bits);
   }
-}
-
-float RowMaker::f32_value(uint64_t idx) const {
-  const uint64_t word = values.word(idx);
-  if (rule.kind == Kind::kF32Positive) return static_cast<float>(65536 + (word & 65535)) * step;
-  int sum = -131070;
-  for (int shift = 0; shift < 64; shift += 16) sum += static_cast<int>(word >> shift & 65535);
-  return static_cast<float>(sum) * step;
 }
 
 void RowMaker::fill_f32(int64_t row, std::byte* out) const {
   for (int64_t column = 0; column < extent.num_columns; ++column) {
-    float value = f32_value(static_cast<uint64_t>(row * extent.num_columns + column));
-    const int64_t comb_idx = column - 2 * hc_mult;  // from * hc_mult + to
-    if (adds_ring && comb_idx >= 0 && comb_idx % hc_mult == (comb_idx / hc_mult + 1) % hc_mult) value += 3;
-    if (doubles_comb && comb_idx >= 0) value *= 2;
-    std::memcpy(out + column * 4, &value, sizeof value);
+    const uint32_t bits = f32_element(value, row, column);
+    std::memcpy(out + column * 4, &bits, sizeof bits);
   }
 }
 
@@ -264,19 +228,17 @@ Stream::Stream(std::string_view text) : start_(0xcbf29ce484222325) {
   for (const char letter : text) start_ = (start_ ^ static_cast<uint8_t>(letter)) * 0x100000001b3;
 }
 
-uint64_t Stream::word(uint64_t idx) const {
-  uint64_t z = start_ + (idx + 1) * 0x9e3779b97f4a7c15;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-  z = (z ^ z >> 27) * 0x94d049bb133111eb;
-  return z ^ z >> 31;
-}
-
 RowExtent row_extent(const model::TensorSpec& spec) {
   RowExtent extent;
   extent.num_columns = spec.shape.back();
   extent.num_rows = spec.shape.size() > 1 ? spec.shape.front() : 1;
   extent.row_bytes = extent.num_columns * model::dtype_bytes(spec.dtype);
   return extent;
+}
+
+ValueRule value_rule(const model::Geometry& geometry, uint64_t seed, const model::TensorSpec& spec) {
+  CHECK(!spec.scale, "the rule of a quantised tensor is asked by its codes");
+  return RowMaker(geometry, seed, spec).value;
 }
 
 void recipe_rows(const model::Geometry& geometry, uint64_t seed, const model::TensorSpec& spec, int64_t row_begin,

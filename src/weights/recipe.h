@@ -12,6 +12,7 @@
 
 #include "model/geometry.h"
 #include "model/inventory.h"
+#include "weights/fill_record.h"
 
 namespace monostep::weights {
 
@@ -19,9 +20,10 @@ namespace monostep::weights {
 class Stream {
  public:
   explicit Stream(std::string_view text);
-  uint64_t word(uint64_t idx) const;
-  uint32_t half(uint64_t idx) const { return static_cast<uint32_t>(word(idx / 2) >> (32 * (idx % 2))); }
-  uint8_t byte(uint64_t idx) const { return static_cast<uint8_t>(word(idx / 8) >> (8 * (idx % 8))); }
+  uint64_t start() const { return start_; }
+  uint64_t word(uint64_t idx) const { return stream_word(start_, idx); }
+  uint32_t half(uint64_t idx) const { return stream_half(start_, idx); }
+  uint8_t byte(uint64_t idx) const { return static_cast<uint8_t>(stream_byte(start_, idx)); }
 
  private:
   uint64_t start_;
@@ -34,6 +36,9 @@ struct RowExtent {
   int64_t row_bytes = 0;
 };
 RowExtent row_extent(const model::TensorSpec& spec);
+
+// The rule and the streams of a tensor that is no scale plane; a quantised tensor's covers its scales too.
+ValueRule value_rule(const model::Geometry& geometry, uint64_t seed, const model::TensorSpec& spec);
 
 // Fills `out` with whole rows of the tensor, from `row_begin` on. `spec` is one of tensor_inventory(geometry).
 void recipe_rows(const model::Geometry& geometry, uint64_t seed, const model::TensorSpec& spec, int64_t row_begin,

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <functional>
 
+#include "base/numeric.h"
 #include "tiny_models.h"
 
 namespace monostep::cpu {
 namespace {
 
+using program::Region;
 using program::Stage;
 
 TEST(CpuBackend, tensor_parallel_sizes_that_do_not_divide_are_refused_by_name) {
@@ -322,6 +324,51 @@ void expect_close(const weights::Checkpoint& checkpoint, int tp) {
 TEST(CpuBackend, tensor_parallel_sizes_agree_within_rounding) {
   expect_close(micro(), 2);
   for (const int tp : {2, 4, 8}) expect_close(eight_ranks(), tp);
+}
+
+TEST(CpuBackend, a_runner_takes_every_call_of_a_step_and_changes_no_bit) {
+  for (const bool checks : {false, true}) {
+    CpuOptions options = small_options();
+    options.tp = 2;
+    options.checks = checks;
+    const auto backend = made_backend(micro(), options);
+    std::vector<int> num_runs(backend->machine().program().calls.size());
+    backend->set_runner([&](Machine& machine, const CallRange& range) {
+      for (int call_idx = range.first; call_idx < range.last; ++call_idx) ++num_runs[static_cast<size_t>(call_idx)];
+      return checks ? run_calls_in_random_order(machine, range, 5) : run_calls(machine, range);
+    });
+    options.checks = false;
+    const std::vector<State> wanted = step_states(*made_backend(micro(), options), {{0, prompt(9)}, {3, prompt(4, 2)}});
+    EXPECT_EQ(first_difference(step_states(*backend, {{0, prompt(9)}, {3, prompt(4, 2)}}), wanted), "");
+    EXPECT_EQ(num_runs, std::vector<int>(num_runs.size(), 1));
+  }
+}
+
+// A device holds two of these values in a word.
+TEST(CpuBackend, regions_of_bf16_values_hold_nothing_finer) {
+  const auto backend = made_backend(micro(), small_options());
+  prefill(*backend, 0, prompt(41), 16);
+  Machine& machine = backend->machine();
+  const auto all_rounded = [&](Region region, int copy) {
+    return std::ranges::all_of(machine.ranks[0].regions->words(region, copy),
+                               [](float word) { return word == round_bf16(word); });
+  };
+  for (int idx = 0; idx < program::kNumRegions; ++idx) {
+    const auto region = static_cast<Region>(idx);
+    for (int copy = 0; copy < machine.layout().num_copies(region); ++copy) {
+      const bool bf16 = program::decl(region).word == program::Word::kBF16;
+      EXPECT_TRUE(!bf16 || all_rounded(region, copy)) << program::decl(region).name;
+    }
+  }
+  EXPECT_FALSE(all_rounded(Region::kLogits, 0));  // the comparison sees fp32 sums
+}
+
+TEST(CpuBackend, a_runners_error_is_the_steps_error) {
+  const auto backend = made_backend(micro(), small_options());
+  backend->set_runner([](Machine&, const CallRange&) -> Status { return Error{Code::kDeviceFailed, "no", "runner"}; });
+  const auto ticket = backend->decode(step_of({{0, prompt(4)}}));
+  ASSERT_FALSE(ticket.ok());
+  EXPECT_EQ(ticket.error().code, Code::kDeviceFailed);
 }
 
 TEST(CpuBackend, sections_that_nobody_needs_are_left_out) {

@@ -30,6 +30,21 @@ TEST(RegionStore, copies_are_apart_and_poison_is_not_a_number) {
   EXPECT_EQ(store.tag(Region::kStreams, 0, 0).load(), 9u);
 }
 
+TEST(RegionStore, spans_show_all_words_and_tags_of_a_copy) {
+  const model::Geometry g = micro_geometry();
+  const program::Layout layout(g, model::make_shard(g, 1).value(), {8, 8, kContext});
+  RegionStore store(layout);
+  for (int idx = 0; idx < program::kNumRegions; ++idx) {
+    const auto region = static_cast<Region>(idx);
+    for (int copy = 0; copy < layout.num_copies(region); ++copy) {
+      EXPECT_EQ(store.words(region, copy).size(), static_cast<size_t>(layout.region_words(region)));
+      EXPECT_EQ(store.words(region, copy).data(), store.data(region, copy));
+      ASSERT_EQ(store.tags(region, copy).size(), static_cast<size_t>(layout.num_granules(region)));
+      EXPECT_EQ(&store.tags(region, copy)[0], &store.tag(region, copy, 0));
+    }
+  }
+}
+
 TEST(RegionStore, a_new_call_clears_a_copy_once_and_taps_keep_what_they_have) {
   const model::Geometry g = micro_geometry();
   RegionStore store({g, model::make_shard(g, 1).value(), {8, 8, kContext}});

@@ -2,6 +2,9 @@
 // records that lack or misshape what a mode needs are refused by name.
 #include "cpu/trace.h"
 
+#include <algorithm>
+#include <memory>
+
 #include "dense.h"
 #include "tiny_models.h"
 
@@ -237,6 +240,93 @@ TEST(Trace, two_ranks_agree_with_one_within_rounding) {
   for (size_t idx = 0; idx < one.find("router_ids")->ids.size(); ++idx)
     num_other += one.find("router_ids")->ids[idx] != two.find("router_ids")->ids[idx];
   EXPECT_LT(num_other, static_cast<int>(one.find("router_ids")->ids.size()) * 35 / 1000);
+}
+
+// A second machine that runs the calls: it is given the step's inputs, the words and tags of the band's regions and the
+// pools, before each run, and gives them back behind it, as a device does.
+class Mirror {
+ public:
+  explicit Mirror(Machine& machine) {
+    kv::Pools& pools = *machine.ranks[0].pools;
+    CpuOptions options;
+    options.tp = machine.num_ranks();
+    options.ctas = 1;
+    options.max_context = machine.layout().shape().max_context;
+    options.num_pages = static_cast<int>(static_cast<int64_t>(pools.pages.size()) / pools.page_layout.page_bytes());
+    options.num_slots = static_cast<int>(static_cast<int64_t>(pools.slots.size()) / pools.slot_layout.slot_bytes());
+    backend_ = made_backend(micro(), options);
+  }
+
+  Status run(Machine& machine, const CallRange& range) {
+    if (machine.inputs->epoch != epoch_) TRY(backend_->begin_step(*machine.inputs));
+    epoch_ = machine.inputs->epoch;
+    copy(machine, backend_->machine());
+    TRY(backend_->run(range));
+    copy(backend_->machine(), machine);
+    ++num_runs;
+    return {};
+  }
+  int num_runs = 0;
+
+ private:
+  static void copy(Machine& from, Machine& to) {
+    for (size_t rank = 0; rank < from.ranks.size(); ++rank) {
+      to.ranks[rank].pools->pages = from.ranks[rank].pools->pages;
+      to.ranks[rank].pools->slots = from.ranks[rank].pools->slots;
+      RegionStore& source = *from.ranks[rank].regions;
+      RegionStore& target = *to.ranks[rank].regions;
+      for (int idx = 0; idx < program::kNumRegions; ++idx) {
+        const auto region = static_cast<program::Region>(idx);
+        for (int copy = 0; copy < from.layout().num_copies(region); ++copy) {
+          std::ranges::copy(source.words(region, copy), target.words(region, copy).begin());
+          const auto tags = source.tags(region, copy);
+          for (size_t granule = 0; granule < tags.size(); ++granule)
+            target.tags(region, copy)[granule] = tags[granule].load();
+        }
+      }
+    }
+  }
+
+  std::unique_ptr<CpuBackend> backend_;
+  uint32_t epoch_ = 0;
+};
+
+TEST(Trace, every_mode_works_unchanged_on_a_runner_that_mirrors_regions_tags_and_pools) {
+  Record record = own_record(21);
+  record.add("dec.tokens", "I32", {3}).ids = {17, 90, 3};
+  record.add("dec.taps", "BF16", {3, 3 * 128}).values = traced(record, TraceMode::kDecode).find("dec.taps")->values;
+  std::vector<std::string> names = traced_names();
+  for (const char* name : {"dec.draft_ids", "dec.draft_logits", "dec.confidence", "dec.logits", "dec.taps", "dec.topk"})
+    names.emplace_back(name);
+  for (const TraceMode mode : {TraceMode::kLayer, TraceMode::kStep, TraceMode::kCached, TraceMode::kFfn,
+                               TraceMode::kDraft, TraceMode::kFree, TraceMode::kDecode}) {
+    std::unique_ptr<Mirror> mirror;
+    TraceOptions options{mode, 2, 9};
+    options.on_backend = [&](CpuBackend& backend) -> Status {
+      mirror = std::make_unique<Mirror>(backend.machine());
+      backend.set_runner([&](Machine& machine, const CallRange& range) { return mirror->run(machine, range); });
+      return {};
+    };
+    const auto out = run_trace(micro(), record, options);
+    ASSERT_TRUE(out.ok()) << out.error().message();
+    const Record wanted = traced(record, mode, 9, 2);
+    EXPECT_GT(mirror->num_runs, 0);
+    int num_compared = 0;
+    for (const std::string& name : names) {
+      if (!wanted.has(name)) continue;
+      expect_same(out.value(), wanted, {name});
+      ++num_compared;
+    }
+    EXPECT_GT(num_compared, 1);
+  }
+}
+
+TEST(Trace, a_backend_that_is_refused_ends_the_trace) {
+  TraceOptions options;
+  options.on_backend = [](CpuBackend&) -> Status { return Error{Code::kUnavailable, "no device", "--backend"}; };
+  const auto out = run_trace(micro(), tokens_record(4), options);
+  ASSERT_FALSE(out.ok());
+  EXPECT_EQ(out.error().code, Code::kUnavailable);
 }
 
 std::string refusal(const Record& record, TraceMode mode, int chunk = 48) {

@@ -102,6 +102,7 @@ TEST(State, the_released_model_has_the_published_bytes) {
   const Geometry flash = model::named_geometry("flash").value();
   EXPECT_EQ(PageLayout(flash).page_bytes(), 890 * program::kPageTokens);  // 890 B a token
   EXPECT_EQ(SlotLayout(flash).ring_rows(), 175);
+  EXPECT_EQ(SlotLayout(flash).ring_rows(), program::window_ring_rows(flash));
   const SlotLayout slots(flash);
   EXPECT_EQ(slots.ring_offset(1, 0) - slots.ring_offset(0, 0), int64_t{175} * 528);
 }

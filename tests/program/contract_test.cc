@@ -175,6 +175,16 @@ TEST(Contract, two_pushes_without_an_exchange_between_them_are_rejected) {
   EXPECT_TRUE(broken(contract, "overwrite before read", {"engram_kv layer 2 writes region engram_kv", "layer 0"}));
 }
 
+TEST(Contract, looked_up_rows_must_come_before_their_linear_and_stay_until_it_is_done) {
+  Contract contract = micro();
+  call(contract, Stage::kEngramRows, 2).writes = 0;
+  EXPECT_TRUE(broken(contract, "earlier writer", {"engram_kv layer 2", "engram_rows"}));
+  contract = micro();
+  region(contract, Region::kEngramRowsOut).copies = Copies::kOne;
+  EXPECT_TRUE(broken(contract, "overwrite before read",
+                     {"engram_rows layer 2 writes region engram_rows", "engram_kv layer 0"}));
+}
+
 // A step cut before its head ends with rank-local work: a fast rank's next step must not push where a slow one still
 // reads.
 TEST(Contract, a_push_of_the_next_step_must_follow_the_readers_on_all_ranks) {

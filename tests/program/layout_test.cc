@@ -31,7 +31,13 @@ TEST(Layout, slices_split_the_hidden_size_evenly) {
   });
 }
 
-TEST(Layout, the_ring_holds_a_window_and_the_widest_band) { EXPECT_EQ(layout_of("flash", 1).ring_rows(), 175); }
+TEST(WindowRing, holds_a_window_and_the_widest_band) { EXPECT_EQ(window_ring_rows(geometry_named("flash")), 175); }
+
+TEST(Layout, an_engram_granule_is_one_record_of_one_row) {
+  const Layout layout = layout_of("flash", 4, 16);
+  EXPECT_EQ(layout.num_granules(Region::kEngramRowsOut), 16 * 24);
+  EXPECT_EQ(layout.region_words(Region::kEngramRowsOut), 16 * 24 * 256);
+}
 
 TEST(Layout, rows_hold_the_band_and_the_draft) {
   model::Geometry geometry = geometry_named("flash");

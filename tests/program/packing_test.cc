@@ -141,6 +141,18 @@ TEST(Packing, a_rank_reads_its_share_of_every_tensor_of_the_inventory) {
   });
 }
 
+TEST(Packing, an_engram_table_belongs_to_its_look_up_and_is_not_streamed) {
+  const Layout layout = layout_of("flash", 4);
+  const auto weights = [&](Stage stage) {
+    return weights_of(layout, layout.program().calls[static_cast<size_t>(layout.program().find(stage, 14))]);
+  };
+  ASSERT_EQ(weights(Stage::kEngramRows).size(), 1u);
+  EXPECT_EQ(weights(Stage::kEngramRows)[0].order, Order::kTable);
+  EXPECT_EQ(table_row_bytes(weights(Stage::kEngramRows)[0]), 264);
+  ASSERT_EQ(weights(Stage::kEngramKv).size(), 1u);
+  EXPECT_EQ(weights(Stage::kEngramKv)[0].order, Order::kFragments);
+}
+
 TEST(Packing, every_weight_byte_is_in_exactly_one_chunk) {
   for_each_layout({8}, [](const std::string& name, const Layout& layout) {
     std::map<std::string, int64_t> streamed;

@@ -131,6 +131,7 @@ TEST(Tasks, items_are_numbered_with_the_inner_one_fastest) {
     const ItemTask place = item_task(layout, program.calls[static_cast<size_t>(program.find(stage, layer))], task);
     return std::pair(place.outer, place.inner);
   };
+  EXPECT_EQ(item(Stage::kEngramRows, 14, 49), std::pair(2, 1));  // 24 columns
   EXPECT_EQ(item(Stage::kAttend, 0, 17), std::pair(1, 1));
   EXPECT_EQ(item(Stage::kAttend, 40, 10), std::pair(1, 0));  // the draft has 2 x 5 rows
   EXPECT_EQ(item(Stage::kContextNew, -1, 33), std::pair(2, 1));

@@ -38,6 +38,7 @@ TEST(Program, flash_holds_each_layer_head_verdict_and_draft_once) {
         Stage::kWoB, Stage::kFfnFold, Stage::kFfnMix, Stage::kFfnIn, Stage::kExpertUp, Stage::kExpertDown}) {
     EXPECT_EQ(count(program, stage), 43) << decl(stage).name;
   }
+  EXPECT_EQ(count(program, Stage::kEngramRows), 2);
   EXPECT_EQ(count(program, Stage::kEngramKv), 2);
   EXPECT_EQ(count(program, Stage::kEngramFold), 2);
   EXPECT_EQ(count(program, Stage::kIndexScore), 8);
@@ -48,7 +49,20 @@ TEST(Program, flash_holds_each_layer_head_verdict_and_draft_once) {
   EXPECT_EQ(count(program, Stage::kVerdict), 1);
   EXPECT_EQ(count(program, Stage::kMarkov), 5);
   EXPECT_EQ(count(program, Stage::kDraftOut), 1);
-  EXPECT_EQ(program.calls.size(), 594u);
+  EXPECT_EQ(program.calls.size(), 596u);
+}
+
+TEST(Program, every_engram_look_up_is_asked_for_before_the_first_is_awaited) {
+  for (const std::string& name : model::geometry_names()) {
+    const model::Geometry geometry = geometry_named(name);
+    const Program program = build_program(geometry);
+    const size_t num_tables = geometry.engram_layer_ids.size();
+    for (size_t idx = 0; idx < num_tables; ++idx) {
+      EXPECT_EQ(program.find(Stage::kEngramRows, geometry.engram_layer_ids[idx]), static_cast<int>(idx)) << name;
+      EXPECT_EQ(program.find(Stage::kEngramKv, geometry.engram_layer_ids[idx]), static_cast<int>(num_tables + idx))
+          << name;
+    }
+  }
 }
 
 TEST(Program, sections_follow_each_other_without_gaps) {
@@ -113,6 +127,8 @@ TEST(WriterOf, a_fold_takes_the_layer_before_and_the_first_one_nothing) {
   const model::Geometry geometry = geometry_named("flash");
   const Program program = build_program(geometry);
   EXPECT_EQ(source(geometry, program, Region::kFfnExchange, Stage::kFold, 5), program.find(Stage::kExpertDown, 4));
+  EXPECT_EQ(source(geometry, program, Region::kEngramRowsOut, Stage::kEngramKv, 1),
+            program.find(Stage::kEngramRows, 1));
   EXPECT_EQ(source(geometry, program, Region::kEngramKvOut, Stage::kFold, 14), program.find(Stage::kEngramKv, 14));
   EXPECT_EQ(program.calls[static_cast<size_t>(program.find(Stage::kFold, 0))].reads, 0u);
   EXPECT_EQ(source(geometry, program, Region::kFfnExchange, Stage::kFold, 0), -1);
@@ -129,6 +145,7 @@ TEST(CopyOf, follows_the_rule_of_the_region) {
   EXPECT_EQ(copy(Region::kStreams, Stage::kFold, 7), 1);
   EXPECT_EQ(copy(Region::kCompressedNew, Stage::kKvNew, 14), 2);
   EXPECT_EQ(copy(Region::kTopk, Stage::kIndexSelect, 24), 4);
+  EXPECT_EQ(copy(Region::kEngramRowsOut, Stage::kEngramRows, 14), 1);
   EXPECT_EQ(copy(Region::kEngramKvOut, Stage::kEngramKv, 14), 1);
   EXPECT_EQ(copy(Region::kMarkovTop, Stage::kMarkov, 3), 3);
   EXPECT_EQ(copy(Region::kTaps, Stage::kFold, 38), 0);

@@ -97,6 +97,16 @@ TEST(TimeModel, cache_bytes_are_those_of_section_9) {
   EXPECT_EQ(flash_time(1, 1).draft_kv_bytes, 3 * 128 * 528);
 }
 
+TEST(TimeModel, engram_records_are_read_once_by_the_look_up) {
+  const Layout layout = flash_step(4, 1);
+  const TimeModel time = model_time(layout, TimeQuery());
+  const auto kv_bytes = [&](Stage stage) {
+    return time.calls[static_cast<size_t>(layout.program().find(stage, 1))].kv_bytes;
+  };
+  EXPECT_EQ(kv_bytes(Stage::kEngramRows), 6 * 24 * 264);
+  EXPECT_EQ(kv_bytes(Stage::kEngramKv), 0);
+}
+
 TEST(TimeModel, the_markov_head_is_read_once_a_draft_position) {
   const Layout layout = flash_step(4, 1);
   const TimeModel time = model_time(layout, TimeQuery());

@@ -1,0 +1,262 @@
+// A CTA of the step kernel: its shared memory, its waits, and its access to regions. Regions carry readiness in the
+// data: each 32-bit word travels with the tag of the call that wrote it, in one 8-byte pair, so a read polls the data
+// itself. A stage reaches regions only through StageContext: what its declaration (program/stage.h) does not list does
+// not compile.
+#pragma once
+
+#include "base/numeric.h"
+#include "constants.h"
+#include "gpu/device/ptx.h"
+#include "gpu/device/records.h"
+#include "gpu/device/scratch_sizes.h"
+#include "program/stage.h"
+
+namespace monostep::gpu {
+
+using program::Region;
+using program::Stage;
+
+inline constexpr int kRingSlots = 32;
+inline constexpr int kMaxSlots = 8;  // experts a row may take
+
+struct Shared {
+  uint64_t full[kRingSlots];
+  uint64_t empty[kRingSlots];
+  uint64_t routed;
+  int dead;
+  int num_experts;   // distinct experts of the layer that `routed_layer` names
+  int routed_layer;  // -1: none
+  int num_mapped;    // rows in `map`
+  int anchors[kMaxStepRequests];  // of the drafting requests
+  int ring_sizes[kRingSlots];  // of the producer
+  uint32_t live[2];  // bit masks of the live rows of the call
+  alignas(16) CallRecord calls[2];
+  alignas(16) CallRecord producer_calls[2];
+  alignas(16) StepRecord step;
+  alignas(16) KernelParams params;
+  double row_sums[kMaxRows][kWarps];
+  float row_scale[kMaxRows];
+  uint32_t taken[constants::kMaxExperts / 32];
+  uint16_t experts[constants::kMaxExperts];    // distinct, ascending
+  int16_t row_experts[kMaxRows][kMaxSlots];    // of each row, ascending; -1 behind
+  float row_weights[kMaxRows][kMaxSlots];
+  int16_t map[kMaxRows];        // rows that the call computes, ascending
+  int16_t warp_rows[kWarps][kMaxRows];
+  int16_t warp_slots[kWarps][kMaxRows];
+  int16_t identity[constants::kPairCapacity];
+  int16_t pair_begin[constants::kMaxExperts + 2];  // kExpertDown: first pair of each distinct expert
+  int16_t pair_row[kMaxRows * (kMaxSlots + 1)];
+  int16_t pair_slot[kMaxRows * (kMaxSlots + 1)];
+};
+
+inline constexpr int kRingOffset = state_bytes(constants::kMaxExperts, constants::kPairCapacity);
+static_assert(sizeof(Shared) <= kRingOffset && constants::kExpertSlots <= kMaxSlots && constants::kRows <= kMaxRows);
+inline constexpr int kScratchOffset = kRingOffset + constants::kRingBytes;
+
+// A region's copy as a reader sees it.
+struct Words {
+  const uint64_t* pairs;
+  uint32_t tag;
+};
+
+struct Cta {
+  const KernelParams& params;
+  Shared& shared;
+  int thread;  // of the consumers
+  int lane;
+  int warp;
+  int idx;    // CTA
+  int count;  // CTAs
+  int call_idx = 0;
+  uint32_t chunk_idx = 0;  // chunks taken from the ring
+  uint32_t ring_at = 0;    // bytes of the ring passed, see ring.h
+
+  template <typename T>
+  T* scratch() const {
+    return reinterpret_cast<T*>(shared_base() + kScratchOffset);
+  }
+  const CallRecord& record() const { return shared.calls[call_idx & 1]; }
+  void sync() const { bar_sync(1, kConsumers); }
+  bool dead() const { return *const_cast<volatile int*>(&shared.dead) != 0; }
+  // A barrier that tells every consumer the same: whether all waits before it were met.
+  bool sync_alive() const { return !bar_sync_or(1, kConsumers, dead()); }
+};
+
+// A wait's look at the outside world: whether it goes on. The first CTA that gives up leaves a report.
+MONOSTEP_NOINLINE inline bool goes_on(int call_idx, uint32_t tries, uint32_t pair, uint32_t wanted, uint32_t seen) {
+  Shared& shared = *reinterpret_cast<Shared*>(shared_base());
+  if (*const_cast<volatile int*>(&shared.dead) != 0) return false;
+  if ((tries & ((1u << 14) - 1)) != 0) return true;
+  auto* report = reinterpret_cast<Report*>(shared.params.report);
+  const auto limit = static_cast<uint32_t>(shared.params.poll_limit);
+  const bool stopped = static_cast<uint32_t>(load_relaxed_sys(reinterpret_cast<const uint64_t*>(report))) != 0;
+  if (!stopped && (limit == 0 || tries < limit)) return true;
+  if (atomic_cas_sys(&report->filled, 0, 2) == 0) {
+    report->cta = static_cast<uint32_t>(cta_idx());
+    report->call = static_cast<uint32_t>(call_idx);
+    report->pair = pair;
+    report->wanted = wanted;
+    report->seen = seen;
+    report->abort = 1;
+    *const_cast<volatile uint32_t*>(&report->filled) = 1;
+  }
+  *const_cast<volatile int*>(&shared.dead) = 1;
+  return false;
+}
+
+// Called by a wait after every failed look; false: give up. `tries` counts from 1.
+inline bool keep_waiting(const Cta& cta, uint32_t tries, uint32_t pair, uint32_t wanted, uint32_t seen) {
+  return (tries & 63) != 0 || goes_on(cta.call_idx, tries, pair, wanted, seen);
+}
+
+inline uint32_t tag_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
+
+// The word at `idx`, once it carries the tag.
+inline uint32_t wait_word(const Cta& cta, const Words& words, int64_t idx) {
+  uint64_t pair = load_relaxed(words.pairs + idx);
+  for (uint32_t tries = 1; tag_of(pair) != words.tag; ++tries) {
+    if (!keep_waiting(cta, tries,
+                      static_cast<uint32_t>(words.pairs + idx - reinterpret_cast<const uint64_t*>(cta.params.arena)),
+                      words.tag, tag_of(pair)))
+      break;
+    pair = load_relaxed(words.pairs + idx);
+  }
+  return static_cast<uint32_t>(pair);
+}
+inline float wait_f32(const Cta& cta, const Words& words, int64_t idx) {
+  return std::bit_cast<float>(wait_word(cta, words, idx));
+}
+
+// N pieces of two neighbouring words, all loads outstanding together: out[i] = words index(i), index(i) + 1; index even,
+// or negative for nothing.
+template <int N, typename Index>
+inline void wait_words2(const Cta& cta, const Words& words, uint32_t (&out)[N][2], const Index& index) {
+  uint64_t low[N];
+  uint64_t high[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int64_t at = index(i);
+    low[i] = high[i] = uint64_t{words.tag} << 32;
+    if (at >= 0) load_relaxed(words.pairs + at, low[i], high[i]);
+  }
+  for (uint32_t tries = 1;; ++tries) {
+    bool ready = true;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (tag_of(low[i]) == words.tag && tag_of(high[i]) == words.tag) continue;
+      ready = false;
+      load_relaxed(words.pairs + index(i), low[i], high[i]);
+    }
+    if (ready) break;
+    if (!keep_waiting(cta, tries, ~0u - 1, words.tag, 0)) break;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    out[i][0] = static_cast<uint32_t>(low[i]);
+    out[i][1] = static_cast<uint32_t>(high[i]);
+  }
+}
+
+inline float low_bf16(uint32_t word) { return std::bit_cast<float>(word << 16); }
+inline float high_bf16(uint32_t word) { return std::bit_cast<float>(word & 0xffff0000u); }
+inline uint32_t bf16_pair(float low, float high) {
+  return static_cast<uint32_t>(bf16_bits(low)) | (static_cast<uint32_t>(bf16_bits(high)) << 16);
+}
+
+// A region's copy as its writer sees it.
+struct Sink {
+  uint64_t first_pair;
+  uint32_t tag;
+  bool all_ranks;
+};
+
+inline uint64_t* arena_pairs(uint64_t arena, uint64_t at) { return reinterpret_cast<uint64_t*>(arena) + at; }
+
+// Puts one word. For regions that every rank reads, `peer_stride` is the distance in words between the ranks' granules
+// (0: one writer for all ranks).
+inline void put_word(const Cta& cta, const Sink& sink, int64_t idx, uint32_t value, int64_t peer_stride = 0) {
+  const uint64_t pair = (uint64_t{sink.tag} << 32) | value;
+  const uint64_t at = sink.first_pair + static_cast<uint64_t>(idx);
+  store_relaxed(arena_pairs(cta.params.arena, at), pair);
+  if constexpr (constants::kTp > 1) {
+    if (!sink.all_ranks) return;
+    for (int rank = 0; rank < constants::kTp; ++rank) {
+      if (rank == cta.params.rank) continue;
+      if (cta.params.push == static_cast<int32_t>(Push::kPeers)) {
+        store_relaxed_sys(arena_pairs(cta.params.peer_arenas[rank], at), pair);
+      } else if (cta.params.push == static_cast<int32_t>(Push::kSelf) && peer_stride != 0) {
+        store_relaxed(arena_pairs(cta.params.arena, at + static_cast<uint64_t>((rank - cta.params.rank) * peer_stride)),
+                      pair);
+      }
+    }
+  }
+}
+// Two neighbouring words, `idx` even.
+inline void put_words2(const Cta& cta, const Sink& sink, int64_t idx, uint32_t first, uint32_t second) {
+  const uint64_t tag = uint64_t{sink.tag} << 32;
+  store_relaxed(arena_pairs(cta.params.arena, sink.first_pair + static_cast<uint64_t>(idx)), tag | first, tag | second);
+}
+inline void put_f32(const Cta& cta, const Sink& sink, int64_t idx, float value, int64_t peer_stride = 0) {
+  put_word(cta, sink, idx, std::bit_cast<uint32_t>(value), peer_stride);
+}
+
+constexpr int place_in(program::RegionSet set, Region region) {
+  int place = 0;
+  for (int idx = 0; idx < static_cast<int>(region); ++idx) place += static_cast<int>((set >> idx) & 1);
+  return place;
+}
+
+template <Stage S>
+struct StageContext {
+  Cta& cta;
+  const CallRecord& record;
+
+  explicit StageContext(Cta& owner) : cta(owner), record(owner.record()) {}
+
+  template <Region R>
+  Words read() const {
+    static_assert(program::may_read(S, R), "the stage does not declare that it reads this region");
+    constexpr int kPlace = place_in(program::kStages[static_cast<int>(S)].reads, R);
+    const RegionRef& ref = record.reads[kPlace];
+    return {reinterpret_cast<const uint64_t*>(cta.params.arena) + ref.first_pair, tag(ref.ordinal)};
+  }
+  // For regions that several calls of a step fill: the copy and the ordinal of one of them.
+  template <Region R>
+  Words read_from(int copy, uint32_t ordinal) const {
+    static_assert(program::may_read(S, R), "the stage does not declare that it reads this region");
+    return {reinterpret_cast<const uint64_t*>(cta.params.arena) + constants::kRegionPair[static_cast<int>(R)] +
+                static_cast<int64_t>(copy) * constants::kCopyPairs[static_cast<int>(R)],
+            tag(ordinal)};
+  }
+  template <Region R>
+  Sink write() const {
+    static_assert(program::may_write(S, R), "the stage does not declare that it writes this region");
+    constexpr int kPlace = place_in(program::kStages[static_cast<int>(S)].writes, R);
+    constexpr bool kAll = program::kRegions[static_cast<int>(R)].scope == program::Scope::kAllRanks;
+    const RegionRef& ref = record.writes[kPlace];
+    return {ref.first_pair, tag(ref.ordinal), kAll};
+  }
+  uint32_t tag(uint32_t ordinal) const { return (cta.shared.step.epoch << constants::kTagBits) | ordinal; }
+
+  // First task of this CTA, and the step to its next one; tasks that share a chunk are neighbours.
+  int first_task() const {
+    int first = cta.idx - record.first_cta;
+    if (first < 0) first += cta.count;
+    return first * record.tasks_per_chunk;
+  }
+  int task_stride() const { return cta.count * record.tasks_per_chunk; }
+
+  int num_rows() const { return record.draft ? constants::kDraftRows : cta.shared.step.num_rows; }
+  int request_of(int row) const {
+    return record.draft ? row / constants::kBlockSize : cta.shared.step.rows[row].request;
+  }
+  const RequestRecord& request(int idx) const { return cta.shared.step.requests[idx]; }
+  // Live rows of the call: all target rows of the step; draft rows whose request drafts.
+  bool live(int row) const {
+    if (!record.draft) return row < cta.shared.step.num_rows;
+    const int owner = row / constants::kBlockSize;
+    return owner < cta.shared.step.num_requests && (request(owner).flags & kRequestDraft) != 0;
+  }
+};
+
+}  // namespace monostep::gpu

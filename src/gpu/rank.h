@@ -1,0 +1,103 @@
+// Rank: one rank's model and state on one device: packed weights, tables, cache pools, the arena of regions, and the
+// compiled programs of the bands. Lays a step out and launches calls of it. Called by GpuBackend, by trace and by tests,
+// which also read and write regions and pools between launches.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "gpu/constants.h"
+#include "gpu/device/records.h"
+#include "gpu/device_api.h"
+#include "kv/state.h"
+#include "weights/checkpoint.h"
+
+namespace monostep::gpu {
+
+struct RankOptions {
+  int tp = 1;
+  int rank = 0;
+  int num_ctas = 0;  // 0: one a multiprocessor
+  int num_pages = 64;
+  int num_slots = program::kMaxRequests;
+  int max_context = 4096;
+  Push push = Push::kNone;
+  int ring_window = 1 << 20;     // bytes of weights in flight a CTA
+  int poll_limit = 1 << 22;      // looks after which a wait gives up
+  int64_t engram_bytes = 0;      // of pinned host memory for the Engram tables; 0: all of them
+};
+
+// Makes the kernel of a program: by NVRTC, or for the emulator.
+using KernelMaker = std::function<Result<Kernel>(Device&, const program::Layout&, const program::Plan&,
+                                                 const ProgramSizes&)>;
+
+class Rank {
+ public:
+  // The checkpoint and the device must outlive the rank. Errors: kInvalidArgument and kUnsupported by name, and the
+  // device's.
+  static Result<std::unique_ptr<Rank>> make(Device& device, const weights::Checkpoint& checkpoint,
+                                            const RankOptions& options, KernelMaker maker);
+
+  // What a band of rows needs; made on first use.
+  struct Band {
+    Band(const model::Geometry& geometry, const model::Shard& shard, const program::Shape& shape, int num_ctas)
+        : layout(geometry, shard, shape), plan(layout, num_ctas) {}
+    program::Layout layout;
+    program::Plan plan;
+    ProgramSizes sizes;
+    Kernel kernel;
+    Buffer calls;  // CallRecord[]
+    Buffer arena;
+  };
+
+  // Uploads a step. The step's tags carry `epoch`.
+  Status begin_step(const program::StepInputs& inputs, uint32_t epoch);
+  // Launches calls [first, last) of the step's program; returns before they are done.
+  Status launch(int first, int last);
+  // Waits until all launches are done. Errors: kInternal with the report of a wait that gave up.
+  Status finish();
+  // Makes running launches give up.
+  void abort();
+
+  const Band& band() const { return *band_; }
+  int num_calls() const { return static_cast<int>(band_->layout.program().calls.size()); }
+  const kv::PageLayout& page_layout() const { return page_layout_; }
+  const kv::SlotLayout& slot_layout() const { return slot_layout_; }
+
+  // Words and tags of a copy of a region: value in the low half of each pair, tag in the high half.
+  Status read_region(program::Region region, int copy, std::vector<uint64_t>& pairs);
+  Status write_region(program::Region region, int copy, std::span<const uint64_t> pairs);
+  Status read_pools(kv::Pools& pools);
+  Status write_pools(const kv::Pools& pools);
+  Status clear_slot(int state_slot);
+
+ private:
+  Rank(Device& device, const weights::Checkpoint& checkpoint, const RankOptions& options, KernelMaker maker);
+  Status load();
+  Status load_tables();
+  Status load_engram();
+  Result<Band*> band_for(const program::StepInputs& inputs);
+  Status upload_pages(const program::StepInputs& inputs);
+  std::string report_text() const;
+  int max_pages() const { return ceil_div(options_.max_context, program::kPageTokens); }
+
+  Device& device_;
+  const weights::Checkpoint& checkpoint_;
+  const model::Geometry& geometry_;
+  RankOptions options_;
+  KernelMaker maker_;
+  model::Shard shard_;
+  kv::PageLayout page_layout_;
+  kv::SlotLayout slot_layout_;
+  std::array<std::unique_ptr<Band>, program::kBands.size()> bands_;
+  Band* band_ = nullptr;  // of the step
+  KernelParams params_ = {};
+  Buffer weights_, embed_, markov_embed_, classes_, rope_, hash_, pages_, slots_, page_table_, step_, image_rows_;
+  std::vector<MappedBuffer> engram_;  // [Engram layers x (codes, scales)]
+  MappedBuffer report_;
+};
+
+}  // namespace monostep::gpu
