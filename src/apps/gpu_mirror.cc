@@ -1,7 +1,10 @@
 // Mirroring of regions and pools (apps/gpu_mirror.h).
 #include "apps/gpu_mirror.h"
 
+#include <algorithm>
 #include <bit>
+#include <set>
+#include <utility>
 
 #include "base/numeric.h"
 
@@ -10,7 +13,16 @@ namespace {
 
 using program::Region;
 using program::Scope;
+using program::Stage;
 using program::Word;
+
+// Which step a tag is of.
+struct Epoch {
+  uint32_t epoch = 0;
+  int tag_bits = 0;
+
+  bool holds(uint32_t tag) const { return tag >> tag_bits == epoch << tag_bits >> tag_bits; }
+};
 
 // Regions whose granules do not lie one behind the other: all their words carry the tag of granule 0, which every step
 // writes.
@@ -41,13 +53,15 @@ std::vector<uint64_t> pairs_of(cpu::RegionStore& store, Region region, int copy)
   return out;
 }
 
-// Takes over what carries a tag of the step: words, and the tags of their granules.
-void take_pairs(cpu::RegionStore& store, Region region, int copy, std::span<const uint64_t> pairs, uint32_t tag) {
+// Takes over what was written in the step of `epoch`: words, and the tags of their granules. Where several calls wrote
+// parts of a granule, the latest has the highest tag.
+void take_pairs(cpu::RegionStore& store, Region region, int copy, std::span<const uint64_t> pairs, const Epoch& epoch) {
   const std::span<float> words = store.words(region, copy);
   const std::span<std::atomic<uint32_t>> tags = store.tags(region, copy);
   const bool halves = program::decl(region).word == Word::kBF16;
   for (size_t idx = 0; idx < pairs.size(); ++idx) {
-    if (static_cast<uint32_t>(pairs[idx] >> 32) != tag) continue;
+    const auto tag = static_cast<uint32_t>(pairs[idx] >> 32);
+    if (!epoch.holds(tag)) continue;
     const auto value = static_cast<uint32_t>(pairs[idx]);
     const size_t at = halves ? 2 * idx : idx;
     if (halves) {
@@ -56,66 +70,111 @@ void take_pairs(cpu::RegionStore& store, Region region, int copy, std::span<cons
     } else {
       words[at] = std::bit_cast<float>(value);
     }
-    tags[granule_at(store, region, at)].store(tag);
+    std::atomic<uint32_t>& known = tags[granule_at(store, region, at)];
+    if (!epoch.holds(known.load()) || known.load() < tag) known.store(tag);
   }
 }
 
-program::RegionSet reads_of(const program::Program& program, const cpu::CallRange& range) {
-  program::RegionSet set = 0;
-  for (int idx = range.first; idx < range.last; ++idx) set |= program.calls[static_cast<size_t>(idx)].reads;
-  return set;
+using RegionCopy = std::pair<Region, int>;
+
+std::vector<Region> regions_of(program::RegionSet set) {
+  std::vector<Region> out;
+  for (int idx = 0; idx < program::kNumRegions; ++idx) {
+    if ((set & program::bit(static_cast<Region>(idx))) != 0) out.push_back(static_cast<Region>(idx));
+  }
+  return out;
+}
+
+// What the calls of a range read of the calls before it.
+std::set<RegionCopy> copies_read(const program::Layout& layout, const cpu::CallRange& range) {
+  const program::Program& program = layout.program();
+  std::set<RegionCopy> out;
+  for (int call_idx = range.first; call_idx < range.last; ++call_idx) {
+    for (const Region region : regions_of(program.calls[static_cast<size_t>(call_idx)].reads)) {
+      const int writer = program::writer_of(program, layout.geometry(), region, call_idx);
+      if (writer < 0) continue;
+      // The taps are filled by calls of several layers.
+      if (writer >= range.first && region != Region::kTaps) continue;
+      out.emplace(region, program::copy_of(program, layout.geometry(), region, program.calls[static_cast<size_t>(writer)]));
+    }
+  }
+  return out;
+}
+
+std::set<RegionCopy> copies_written(const program::Layout& layout, const cpu::CallRange& range) {
+  const program::Program& program = layout.program();
+  std::set<RegionCopy> out;
+  for (int call_idx = range.first; call_idx < range.last; ++call_idx) {
+    const program::Call& call = program.calls[static_cast<size_t>(call_idx)];
+    for (const Region region : regions_of(call.writes))
+      out.emplace(region, program::copy_of(program, layout.geometry(), region, call));
+  }
+  return out;
+}
+
+enum class PoolUse { kNone, kRead, kWrite };
+
+PoolUse pool_use(Stage stage) {
+  switch (stage) {
+    case Stage::kIndexScore:
+    case Stage::kAttend: return PoolUse::kRead;
+    case Stage::kEngramRows:
+    case Stage::kKvNew:
+    case Stage::kContextNew: return PoolUse::kWrite;  // and read
+    default: return PoolUse::kNone;
+  }
+}
+
+PoolUse pool_use(const program::Program& program, const cpu::CallRange& range) {
+  PoolUse use = PoolUse::kNone;
+  for (int call_idx = range.first; call_idx < range.last; ++call_idx)
+    use = std::max(use, pool_use(program.calls[static_cast<size_t>(call_idx)].stage));
+  return use;
+}
+
+Status take_results(cpu::Machine& machine, gpu::Rank& rank, cpu::RankState& state, const cpu::CallRange& range) {
+  const Epoch epoch{machine.inputs->epoch, machine.plan().tag_bits()};
+  for (const auto& [region, copy] : copies_written(machine.layout(), range)) {
+    std::vector<uint64_t> pairs;
+    TRY(rank.read_region(region, copy, pairs));
+    for (cpu::RankState& other : machine.ranks) {
+      const bool pushed = program::decl(region).scope == Scope::kAllRanks;
+      if (pushed || &other == &state) take_pairs(*other.regions, region, copy, pairs, epoch);
+    }
+  }
+  return {};
 }
 
 }  // namespace
 
-Status GpuMirror::launch(gpu::Rank& rank, const cpu::CallRange& range) const {
-  if (cut_ == Cut::kStep) return rank.launch(range.first, range.last);
-  const std::vector<program::Call>& calls = rank.band().layout.program().calls;
-  int first = range.first;
-  while (first < range.last) {
-    int last = first + 1;
-    while (cut_ == Cut::kLayer && last < range.last &&
-           calls[static_cast<size_t>(last)].layer == calls[static_cast<size_t>(first)].layer)
-      ++last;
-    TRY(rank.launch(first, last));
-    first = last;
+Result<std::unique_ptr<GpuMirror>> GpuMirror::make(gpu::Device& device, const weights::Checkpoint& checkpoint,
+                                                   const cpu::CpuBackend& backend, Cut cut,
+                                                   const gpu::KernelMaker& maker) {
+  gpu::RankOptions options;
+  options.tp = backend.options().tp;
+  options.num_pages = backend.options().num_pages;
+  options.num_slots = backend.options().num_slots;
+  options.max_context = backend.options().max_context;
+  std::vector<std::unique_ptr<gpu::Rank>> ranks;
+  for (options.rank = 0; options.rank < options.tp; ++options.rank) {
+    TRY_ASSIGN(ranks.emplace_back(), gpu::Rank::make(device, checkpoint, options, maker));
   }
-  return {};
+  return std::make_unique<GpuMirror>(std::move(ranks), cut);
 }
 
 Status GpuMirror::run_rank(cpu::Machine& machine, int rank_idx, const cpu::CallRange& range) {
   gpu::Rank& rank = *ranks_[static_cast<size_t>(rank_idx)];
   cpu::RankState& state = machine.ranks[static_cast<size_t>(rank_idx)];
-  cpu::RegionStore& store = *state.regions;
   const program::Program& program = machine.program();
+  const PoolUse pools = pool_use(program, range);
   TRY(rank.begin_step(*machine.inputs, machine.inputs->epoch));
-  const program::RegionSet reads = reads_of(program, range);
-  for (int idx = 0; idx < program::kNumRegions; ++idx) {
-    const auto region = static_cast<Region>(idx);
-    if ((reads & program::bit(region)) == 0) continue;
-    for (int copy = 0; copy < machine.layout().num_copies(region); ++copy)
-      TRY(rank.write_region(region, copy, pairs_of(store, region, copy)));
-  }
-  TRY(rank.write_pools(*state.pools));
-  TRY(launch(rank, range));
+  for (const auto& [region, copy] : copies_read(machine.layout(), range))
+    TRY(rank.write_region(region, copy, pairs_of(*state.regions, region, copy)));
+  if (pools != PoolUse::kNone) TRY(rank.write_pools(*state.pools));
+  for (const cpu::CallRange& part : gpu::cut_calls(program, range, cut_)) TRY(rank.launch(part.first, part.last));
   TRY(rank.finish());
-  TRY(rank.read_pools(*state.pools));
-  for (int call_idx = range.first; call_idx < range.last; ++call_idx) {
-    const program::Call& call = program.calls[static_cast<size_t>(call_idx)];
-    for (int idx = 0; idx < program::kNumRegions; ++idx) {
-      const auto region = static_cast<Region>(idx);
-      if ((call.writes & program::bit(region)) == 0) continue;
-      const int copy = program::copy_of(program, machine.layout().geometry(), region, call);
-      std::vector<uint64_t> pairs;
-      TRY(rank.read_region(region, copy, pairs));
-      const uint32_t tag = machine.plan().tag(machine.inputs->epoch, call_idx);
-      for (cpu::RankState& other : machine.ranks) {
-        const bool pushed = program::decl(region).scope == Scope::kAllRanks;
-        if (pushed || &other == &state) take_pairs(*other.regions, region, copy, pairs, tag);
-      }
-    }
-  }
-  return {};
+  if (pools == PoolUse::kWrite) TRY(rank.read_pools(*state.pools));
+  return take_results(machine, rank, state, range);
 }
 
 Status GpuMirror::run(cpu::Machine& machine, const cpu::CallRange& range) {

@@ -7,16 +7,20 @@
 #include <vector>
 
 #include "cpu/backend.h"
+#include "gpu/launch_cuts.h"
 #include "gpu/rank.h"
 
 namespace monostep::apps {
 
-enum class Cut { kStep, kLayer, kStage };  // calls of one launch
+using gpu::Cut;
 
 class GpuMirror {
  public:
-  // One rank a TP rank, all on devices of this process. With more than one the calls run one by one, and what a rank
-  // pushes is handed to the others in between.
+  // Ranks for all of `backend` on one device, which must outlive the mirror. Errors: Rank's.
+  static Result<std::unique_ptr<GpuMirror>> make(gpu::Device& device, const weights::Checkpoint& checkpoint,
+                                                 const cpu::CpuBackend& backend, Cut cut, const gpu::KernelMaker& maker);
+  // One rank a TP rank, all on devices of this process; their pools and context must be the CPU backend's. With more
+  // than one the calls run one by one, and what a rank pushes is handed to the others in between.
   GpuMirror(std::vector<std::unique_ptr<gpu::Rank>> ranks, Cut cut) : ranks_(std::move(ranks)), cut_(cut) {}
 
   Status run(cpu::Machine& machine, const cpu::CallRange& range);
@@ -24,7 +28,6 @@ class GpuMirror {
 
  private:
   Status run_rank(cpu::Machine& machine, int rank_idx, const cpu::CallRange& range);
-  Status launch(gpu::Rank& rank, const cpu::CallRange& range) const;
 
   std::vector<std::unique_ptr<gpu::Rank>> ranks_;
   Cut cut_;

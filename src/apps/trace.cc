@@ -7,6 +7,8 @@
 
 #include "apps/commands.h"
 #include "apps/generate_options.h"
+#include "apps/gpu_mirror.h"
+#include "apps/gpu_start.h"
 
 namespace monostep::apps {
 namespace {
@@ -17,31 +19,74 @@ struct Options {
   std::string token_ids;
   std::string mode = "free";
   std::string out;
-  std::string backend = "cpu";
+  std::string backend = "auto";
+  std::string cut;  // empty: settle_cut
   int tp = 1;
   int chunk = program::kMaxBand;
 };
 
-Status run(const Options& options) {
-  if (options.backend != "cpu")
-    return Error{Code::kUnavailable, "no usable device: this build has the cpu backend alone", "--backend"};
+cpu::TraceSpan span_of(Cut cut) {
+  switch (cut) {
+    case Cut::kStep: return cpu::TraceSpan::kStep;
+    case Cut::kLayer: return cpu::TraceSpan::kLayer;
+    case Cut::kStage: break;
+  }
+  return cpu::TraceSpan::kCall;
+}
+
+// The launches: as asked, else whole steps on the GPU, where ranks do not take turns, and stage by stage elsewhere.
+Result<Cut> settle_cut(const Options& options) {
+  const bool alone = options.backend == "gpu" && options.tp == 1;
+  if (options.cut.empty()) return alone ? Cut::kStep : Cut::kStage;
+  TRY_ASSIGN(const Cut cut, gpu::parse_cut(options.cut));
+  if (options.backend == "gpu" && !alone && cut != Cut::kStage) {
+    return Error{Code::kInvalidArgument, "with more than one rank the ranks take turns stage by stage", "--cut"};
+  }
+  return cut;
+}
+
+Result<cpu::Record> read_record(const Options& options) {
+  if (!options.record.empty()) return cpu::Record::load(options.record);
+  TRY_ASSIGN(const std::vector<int32_t> ids, parse_token_ids(options.token_ids));
+  cpu::Record record;
+  record.add("tokens", "I32", {static_cast<int64_t>(ids.size())}).ids.assign(ids.begin(), ids.end());
+  return record;
+}
+
+Result<cpu::TraceOptions> settle(const Options& options, Cut cut) {
+  if (options.backend != "auto" && options.backend != "cpu" && options.backend != "gpu") {
+    return Error{Code::kInvalidArgument, "\"" + options.backend + "\" is not auto, cpu or gpu", "--backend"};
+  }
   if (options.record.empty() == options.token_ids.empty())
     return Error{Code::kInvalidArgument, "give --case or --token-ids", "trace"};
   cpu::TraceOptions trace;
   TRY_ASSIGN(trace.mode, cpu::parse_trace_mode(options.mode));
   trace.tp = options.tp;
   trace.chunk = options.chunk;
+  trace.span = span_of(cut);
   if (!options.token_ids.empty() && trace.mode != cpu::TraceMode::kFree) {
     return Error{Code::kInvalidArgument, "--token-ids runs in mode free", "--mode"};
   }
-  TRY_ASSIGN(const weights::Checkpoint checkpoint, weights::Checkpoint::open(options.model));
-  cpu::Record record;
-  if (!options.record.empty()) {
-    TRY_ASSIGN(record, cpu::Record::load(options.record));
-  } else {
-    TRY_ASSIGN(const std::vector<int32_t> ids, parse_token_ids(options.token_ids));
-    record.add("tokens", "I32", {static_cast<int64_t>(ids.size())}).ids.assign(ids.begin(), ids.end());
+  return trace;
+}
+
+Status run(const Options& options) {
+  TRY_ASSIGN(const Cut cut, settle_cut(options));
+  TRY_ASSIGN(cpu::TraceOptions trace, settle(options, cut));
+  std::unique_ptr<gpu::CudaDevice> device;
+  if (options.backend == "gpu") {
+    TRY_ASSIGN(device, open_gpu());
   }
+  TRY_ASSIGN(const weights::Checkpoint checkpoint, weights::Checkpoint::open(options.model));
+  TRY_ASSIGN(const cpu::Record record, read_record(options));
+  std::unique_ptr<GpuMirror> mirror;
+  trace.on_backend = [&](cpu::CpuBackend& backend) -> Status {
+    if (device == nullptr) return {};
+    TRY_ASSIGN(mirror, GpuMirror::make(*device, checkpoint, backend, cut, program_maker()));
+    backend.set_runner(
+        [&](cpu::Machine& machine, const cpu::CallRange& range) { return mirror->run(machine, range); });
+    return {};
+  };
   TRY_ASSIGN(const cpu::Record result, cpu::run_trace(checkpoint, record, trace));
   return result.save(options.out);
 }
@@ -58,7 +103,10 @@ void add_trace(CLI::App& root, int* status) {
   command->add_option("--mode", options->mode, "layer, step, cached, ffn, draft, free or decode")
       ->capture_default_str();
   command->add_option("--out", options->out, "file to write (safetensors)")->required();
-  command->add_option("--backend", options->backend, "cpu")->capture_default_str();
+  command->add_option("--backend", options->backend, "auto (cpu), cpu or gpu")->capture_default_str();
+  command->add_option("--cut", options->cut,
+                      "what runs at once, as far as nothing is fed in between: step, layer or stage (default: step on "
+                      "one gpu rank, else stage)");
   command->add_option("--tp", options->tp, "simulated ranks")->capture_default_str();
   command->add_option("--chunk", options->chunk, "rows of a prompt step")->capture_default_str();
   command->callback([options, status] {

@@ -10,7 +10,6 @@
 namespace monostep::cpu {
 
 using program::Region;
-using program::Section;
 using program::StepInputs;
 
 Result<std::unique_ptr<CpuBackend>> CpuBackend::make(const weights::Checkpoint& checkpoint, const CpuOptions& options) {
@@ -32,45 +31,6 @@ Result<std::unique_ptr<CpuBackend>> CpuBackend::make(const weights::Checkpoint& 
   if (options.checks)
     machine.finished = std::vector<std::atomic<int>>(static_cast<size_t>(options.tp * out->num_ctas_));
   return out;
-}
-
-Status CpuBackend::check(const StepInputs& inputs) const {
-  const auto refuse = [](const std::string& text) { return Error{Code::kInvalidArgument, text, "step"}; };
-  if (inputs.requests.empty() || inputs.requests.size() > program::kMaxRequests)
-    return refuse("between 1 and 8 requests are served");
-  if (inputs.rows.empty() || inputs.rows.size() > program::kMaxBand) return refuse("between 1 and 48 rows are served");
-  int next_row = 0;
-  std::vector<int> slots;
-  for (const program::StepRequest& request : inputs.requests) {
-    if (request.first_row != next_row || request.num_rows < 1)
-      return refuse("rows of the requests do not follow each other");
-    next_row += request.num_rows;
-    const int end = request.first_position + request.num_rows;
-    if (request.first_position < 0 || end > options_.max_context) {
-      return refuse("position " + std::to_string(end - 1) + " is beyond the context of " +
-                    std::to_string(options_.max_context));
-    }
-    if (request.state_slot < 0 || request.state_slot >= options_.num_slots) return refuse("no such state slot");
-    if (std::find(slots.begin(), slots.end(), request.state_slot) != slots.end())
-      return refuse("two requests on one state slot");
-    slots.push_back(request.state_slot);
-    if (static_cast<int>(request.pages.size()) * program::kPageTokens < end)
-      return refuse("the page table is too short");
-    if (request.num_drafts >= request.num_rows || request.num_drafts > geometry_.dspark_block_size)
-      return refuse("too many drafts");
-    if (request.draft && (!request.sample || !request.context || geometry_.num_nextn_predict_layers == 0)) {
-      return refuse("a draft needs a sampled token, context rows and draft layers");
-    }
-    for (const int32_t page : request.pages) {
-      if (page < 0 || page >= options_.num_pages) return refuse("no such page");
-    }
-  }
-  if (next_row != static_cast<int>(inputs.rows.size())) return refuse("rows that belong to no request");
-  for (const program::StepRow& row : inputs.rows) {
-    if (row.token < 0 || row.token >= geometry_.vocab_size)
-      return refuse("token " + std::to_string(row.token) + " is not in the vocabulary");
-  }
-  return {};
 }
 
 void CpuBackend::choose_band(int rows, int requests) {
@@ -108,7 +68,7 @@ void CpuBackend::lay_out_rows() {
 }
 
 Status CpuBackend::begin_step(const StepInputs& inputs) {
-  TRY(check(inputs));
+  TRY(program::check_step(inputs, geometry_, {options_.num_slots, options_.num_pages, options_.max_context}));
   inputs_ = inputs;
   inputs_.epoch = ++epoch_;
   machine_.inputs = &inputs_;
@@ -131,48 +91,17 @@ Status CpuBackend::run(const CallRange& range) {
 
 Result<program::Ticket> CpuBackend::decode(const StepInputs& inputs) {
   TRY(begin_step(inputs));
-  const program::Program& program = machine_.program();
-  const int head = program.section_begin(Section::kHead);
-  const int context = program.section_begin(Section::kContext);
-  const int draft = program.section_begin(Section::kDraft);
-  const bool wants_head =
-      std::any_of(inputs_.rows.begin(), inputs_.rows.end(), [](const auto& row) { return row.needs_logits; });
-  int first = 0;
-  if (!wants_head) {
-    TRY(run({0, head}));
-    first = context;
-  }
-  const int last = inputs_.any_draft()     ? static_cast<int>(program.calls.size())
-                   : inputs_.any_context() ? draft
-                                           : context;
-  if (first < last) TRY(run({first, last}));
-  outputs_ =
-      wants_head ? outputs() : program::StepOutputs{std::vector<program::RequestOutput>(inputs_.requests.size())};
+  for (const CallRange& range : program::needed_calls(machine_.program(), inputs_)) TRY(run(range));
+  outputs_ = program::wants_head(inputs_)
+                 ? outputs()
+                 : program::StepOutputs{std::vector<program::RequestOutput>(inputs_.requests.size())};
   return ++ticket_;
 }
 
 program::StepOutputs CpuBackend::outputs() const {
-  program::StepOutputs out;
-  const program::Layout& layout = machine_.layout();
   RegionStore& regions = *machine_.ranks[0].regions;
-  const int count = geometry_.dspark_block_size;
-  for (size_t idx = 0; idx < inputs_.requests.size(); ++idx) {
-    program::RequestOutput& output = out.requests.emplace_back();
-    if (inputs_.requests[idx].sample) {
-      const float* verdict = regions.data(Region::kVerdictOut, 0) + static_cast<int64_t>(idx) * (count + 4);
-      const VerdictView view = verdict_of(layout, regions.data(Region::kVerdictOut, 0), static_cast<int>(idx));
-      output.num_accepted = view.num_accepted;
-      for (int token = 0; token < view.num_tokens; ++token) output.tokens.push_back(int_of(verdict[3 + token]));
-    }
-    if (inputs_.requests[idx].draft) {
-      const float* draft = regions.data(Region::kDraft, 0) + static_cast<int64_t>(idx) * 2 * count;
-      for (int position = 0; position < count; ++position) {
-        output.drafts.push_back(int_of(draft[position]));
-        output.confidence.push_back(draft[count + position]);
-      }
-    }
-  }
-  return out;
+  return program::read_outputs(inputs_, geometry_.dspark_block_size, regions.words(Region::kVerdictOut, 0),
+                               regions.words(Region::kDraft, 0));
 }
 
 Result<program::StepOutputs> CpuBackend::wait(program::Ticket ticket) {

@@ -43,10 +43,10 @@ class CpuBackend : public program::Backend {
   Status run(const CallRange& range);
   program::StepOutputs outputs() const;
   Machine& machine() { return machine_; }
+  const CpuOptions& options() const { return options_; }
 
  private:
   explicit CpuBackend(const CpuOptions& options) : options_(options) {}
-  Status check(const program::StepInputs& inputs) const;
   void choose_band(int rows, int requests);
   void lay_out_rows();
 

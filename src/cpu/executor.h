@@ -8,13 +8,11 @@
 
 #include "base/result.h"
 #include "cpu/machine.h"
+#include "program/step_rules.h"
 
 namespace monostep::cpu {
 
-struct CallRange {
-  int first = 0;
-  int last = 0;  // one past the end
-};
+using program::CallRange;
 
 // Runs the calls on all ranks and CTAs; returns when all are done. Error: kInternal when nothing can proceed (names
 // region, granule, wanted and seen tag, and who waits). The machine must have been made without checks, which CTAs that

@@ -32,6 +32,23 @@ struct StepPlan {
 
 std::string layered(const std::string& name, int layer_idx) { return name + "." + std::to_string(layer_idx); }
 
+// Runs a step again from where it began.
+class StepReplay {
+ public:
+  explicit StepReplay(CpuBackend& backend) : backend_(backend), inputs_(*backend.machine().inputs) {
+    for (const RankState& rank : backend.machine().ranks) pools_.push_back(*rank.pools);
+  }
+  Status begin_again() {
+    for (size_t rank = 0; rank < pools_.size(); ++rank) *backend_.machine().ranks[rank].pools = pools_[rank];
+    return backend_.begin_step(inputs_);
+  }
+
+ private:
+  CpuBackend& backend_;
+  program::StepInputs inputs_;
+  std::vector<kv::Pools> pools_;
+};
+
 class Tracer {
  public:
   Tracer(const weights::Checkpoint& checkpoint, const Record& record, const TraceOptions& options)
@@ -53,9 +70,11 @@ class Tracer {
   Status run_decode();
 
   program::StepInputs step_inputs(int first, const std::vector<int>& tokens);
-  // Runs one step of the record's positions call by call, feeding and collecting.
+  // Runs one step of the record's positions, feeding and collecting between the calls.
   Status run_step(const StepPlan& plan);
   Status run_target(const StepPlan& plan);
+  bool first_of_layer(const program::Call& call) const;
+  int span_end(int first, const StepPlan& plan) const;
   void feed_before(const program::Call& call, const StepPlan& plan);
   Status refeed_engram(int call_idx, const StepPlan& plan);
   void feed_closed_group(const program::Call& call, const StepPlan& plan);
@@ -225,25 +244,51 @@ Status Tracer::run_step(const StepPlan& plan) {
   return run_target(plan);
 }
 
-// Target, head and context, call by call.
+// Target, head and context, span by span.
 Status Tracer::run_target(const StepPlan& plan) {
   const program::Program& program = backend_->machine().program();
+  const bool whole = options_.span == TraceSpan::kStep && !plan.feed_layers;
+  StepReplay replay(*backend_);
   const int end = program.section_begin(Section::kDraft);
-  for (int call_idx = 0; call_idx < end; ++call_idx) {
-    const program::Call& call = program.calls[static_cast<size_t>(call_idx)];
-    if (plan.feed_layers) feed_before(call, plan);
-    TRY(backend_->run({call_idx, call_idx + 1}));
-    if (plan.feed_cached) feed_closed_group(call, plan);
-    collector_->collect(call, plan.first, plan.count);
-    if (plan.feed_layers) TRY(refeed_engram(call_idx, plan));
+  for (int first = 0, last = 0; first < end; first = last) {
+    last = span_end(first, plan);
+    if (plan.feed_layers) feed_before(program.calls[static_cast<size_t>(first)], plan);
+    if (whole && first > 0) TRY(replay.begin_again());
+    TRY(backend_->run({whole ? 0 : first, last}));
+    if (plan.feed_cached) feed_closed_group(program.calls[static_cast<size_t>(last - 1)], plan);
+    for (int call_idx = first; call_idx < last; ++call_idx)
+      collector_->collect(program.calls[static_cast<size_t>(call_idx)], plan.first, plan.count);
+    if (plan.feed_layers) TRY(refeed_engram(last - 1, plan));
   }
   return {};
 }
 
+bool Tracer::first_of_layer(const program::Call& call) const {
+  return call.stage == Stage::kEngramFold ||
+         (call.stage == Stage::kFold && roles_[static_cast<size_t>(call.layer)].engram_idx < 0);
+}
+
+// One past the last of the calls that run together with `first`: they end where something is fed or would be
+// overwritten before it is collected.
+int Tracer::span_end(int first, const StepPlan& plan) const {
+  if (options_.span == TraceSpan::kCall) return first + 1;
+  const program::Program& program = backend_->machine().program();
+  const int end = program.section_begin(Section::kDraft);
+  if (options_.span == TraceSpan::kStep && options_.mode == TraceMode::kDecode) return end;  // its last call is enough
+  int last = first + 1;
+  for (; last < end; ++last) {
+    const program::Call& call = program.calls[static_cast<size_t>(last - 1)];
+    const program::Call& next = program.calls[static_cast<size_t>(last)];
+    if (next.layer != call.layer || next.section != call.section || first_of_layer(next)) break;
+    if (plan.feed_cached && call.stage == Stage::kKvNew) break;
+    const bool engram = call.layer >= 0 && roles_[static_cast<size_t>(call.layer)].engram_idx >= 0;
+    if (plan.feed_layers && call.stage == Stage::kFold && engram) break;
+  }
+  return last;
+}
+
 void Tracer::feed_before(const program::Call& call, const StepPlan& plan) {
-  const bool first_of_layer = call.stage == Stage::kEngramFold ||
-                              (call.stage == Stage::kFold && roles_[static_cast<size_t>(call.layer)].engram_idx < 0);
-  if (!first_of_layer || call.layer == 0) return;
+  if (!first_of_layer(call) || call.layer == 0) return;
   const Array& resid = *record_.find("resid");
   const Array& pre = *record_.find("pre");
   const auto streams = static_cast<size_t>(g_.hc_mult * g_.hidden_size);

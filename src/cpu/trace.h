@@ -14,10 +14,15 @@ namespace monostep::cpu {
 enum class TraceMode { kLayer, kStep, kCached, kFfn, kDraft, kFree, kDecode };
 Result<TraceMode> parse_trace_mode(std::string_view name);
 
+// Calls that run together. What is fed between two calls cuts further; kStep then is kLayer. To see what later layers
+// overwrite, an unfed step runs anew up to the end of each layer.
+enum class TraceSpan { kCall, kLayer, kStep };
+
 struct TraceOptions {
   TraceMode mode = TraceMode::kFree;
   int tp = 1;
   int chunk = program::kMaxBand;  // rows of a prompt step
+  TraceSpan span = TraceSpan::kCall;
   // Called with the backend that trace has made, before its first step: may set a runner.
   std::function<Status(CpuBackend&)> on_backend = nullptr;
 };

@@ -1,6 +1,7 @@
 // Sources of the device program (gpu/compile_program.h).
 #include "gpu/compile_program.h"
 
+#include "base/check.h"
 #include "gpu/embedded_sources.h"
 
 namespace monostep::gpu {
@@ -44,12 +45,23 @@ Sources program_sources(const program::Layout& layout, const program::Plan& plan
     SourceFile text{std::string(file.name), std::string(file.text)};
     if (file.name == "gpu/device/step.cu") {
       sources.main = std::move(text);
-    } else {
+    } else if (file.name != "gpu/device/fill.cu" && file.name != "weights/fill_record.h") {
       sources.headers.push_back(std::move(text));
     }
   }
   for (SourceFile& header : standard_headers()) sources.headers.push_back(std::move(header));
   sources.headers.push_back({"constants.h", constants_header(layout, plan, sizes)});
+  return sources;
+}
+
+Sources fill_sources() {
+  Sources sources;
+  const EmbeddedFile* main = find_device_source("gpu/device/fill.cu");
+  const EmbeddedFile* record = find_device_source("weights/fill_record.h");
+  CHECK(main != nullptr && record != nullptr, "the sources of the fill kernel");
+  sources.main = {std::string(main->name), std::string(main->text)};
+  sources.headers = standard_headers();
+  sources.headers.push_back({std::string(record->name), std::string(record->text)});
   return sources;
 }
 

@@ -18,4 +18,8 @@ Sources program_sources(const program::Layout& layout, const program::Plan& plan
 
 CompileOptions program_options();
 
+// The kernel that fills synthetic shards.
+inline constexpr const char* kFillKernelName = "monostep_fill";
+Sources fill_sources();
+
 }  // namespace monostep::gpu

@@ -25,7 +25,7 @@ int down_tasks(const Layout& layout, const Plan& plan) {
   return ceil_div(chunks, plan.num_ctas());
 }
 
-constexpr int kMinScratch = 48 * 1024;  // attention and index stages
+constexpr int kMinScratch = 48 * 1024;  // what index selection and sampling hold
 constexpr int kWantedRing = 96 * 1024;
 constexpr int kWideRing = 44 * 1024;
 constexpr int kMostRing = 144 * 1024;
@@ -143,6 +143,14 @@ void add_plan(Header& out, const Layout& layout, const Plan& plan, const Program
   for (const int layer_idx : layout.geometry().dspark_target_layer_ids)
     taps.push_back(plan.tag(0, layout.program().find(Stage::kFold, layer_idx)));
   out.list("kTapOrdinals", taps);
+  const auto ordinal = [&](Stage stage) {
+    for (size_t idx = 0; idx < layout.program().calls.size(); ++idx) {
+      if (layout.program().calls[idx].stage == stage) return static_cast<int64_t>(plan.tag(0, static_cast<int>(idx)));
+    }
+    return int64_t{0};  // a geometry without drafts never lays out the next step
+  };
+  out.number("kVerdictOrdinal", ordinal(Stage::kVerdict));
+  out.number("kDraftOrdinal", ordinal(Stage::kDraftOut));
   out.number("kTaskBatch", sizes.task_batch);
   out.number("kPairCapacity", sizes.pair_capacity);
   out.number("kDownTasks", down_tasks(layout, plan));
@@ -195,6 +203,14 @@ int widest_chunk(const Plan& plan) {
   return widest;
 }
 
+int attention_scratch(const model::Geometry& g) {
+  const int entries = g.sliding_window + std::max(g.index_topk, g.dspark_block_size);
+  const ScoreSizes scores{program::kScoreChunk, g.index_head_dim, g.index_n_heads, g.qk_rope_head_dim,
+                          std::max(g.candidate_topk_blocks, 1)};
+  return std::max({attend_scratch(g.head_dim, g.qk_rope_head_dim, entries), score_scratch(scores, kScoreRows),
+                   kv_scratch(g.head_dim, g.index_head_dim, g.qk_rope_head_dim)});
+}
+
 int scratch_need(const Layout& layout, const Plan& plan, int task_batch, int pairs) {
   const int rows = layout.rows();
   const int widest = widest_slice(layout);
@@ -202,7 +218,8 @@ int scratch_need(const Layout& layout, const Plan& plan, int task_batch, int pai
   const int tiles = down_tasks(layout, plan) * program::tiles_per_chunk(layout, Stage::kExpertDown);
   const int fold = rows * (layout.geometry().hc_mult * (layout.slice_width() + 1) + layout.mix_outputs()) * 4;
   return std::max({linear_scratch(rows, widest), whole_scratch(rows, whole, task_batch),
-                   down_scratch(pairs, layout.shard().expert_width, rows, tiles), fold, kMinScratch});
+                   down_scratch(pairs, layout.shard().expert_width, rows, tiles), fold,
+                   attention_scratch(layout.geometry()), kMinScratch});
 }
 
 }  // namespace
@@ -216,6 +233,10 @@ Result<ProgramSizes> program_sizes(const Layout& layout, const Plan& plan, int s
     return refuse(fmt::format("{} Engram layers; at most {}", g.engram_layer_ids.size(), kMaxEngramLayers));
   if (g.o_lora_rank % program::kTile != 0)
     return refuse(fmt::format("o_lora_rank {} is not a multiple of {}", g.o_lora_rank, program::kTile));
+  if (g.dspark_block_size > kMaxBlockSize)
+    return refuse(fmt::format("draft blocks of {}; at most {}", g.dspark_block_size, kMaxBlockSize));
+  if (g.dspark_markov_rank > program::kMaxKSlice)
+    return refuse(fmt::format("Markov rank {}; at most {}", g.dspark_markov_rank, program::kMaxKSlice));
   const int widest = widest_chunk(plan);
   for (int pairs : {64, 48, 32, 24, 16, 8}) {
     if (pairs < layout.rows()) pairs = layout.rows();

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "base/check.h"
@@ -10,8 +11,11 @@
 #include "gpu/compile_program.h"
 #include "gpu/device/scratch_sizes.h"
 #include "model/engram.h"
+#include "model/inventory.h"
 #include "model/rope.h"
 #include "weights/pack.h"
+#include "weights/recipe.h"
+#include "weights/synthetic_pack.h"
 
 namespace monostep::gpu {
 namespace {
@@ -36,12 +40,15 @@ std::vector<int64_t> hash_tables(const model::Geometry& geometry) {
   return out;
 }
 
+std::string markov_table(const model::Geometry& geometry) {
+  return geometry.prefix(geometry.num_layers() - 1) + "markov_head.embed.weight";
+}
+
 }  // namespace
 
-Rank::Rank(Device& device, const weights::Checkpoint& checkpoint, const RankOptions& options, KernelMaker maker)
+Rank::Rank(Device& device, const model::Geometry& geometry, const RankOptions& options, KernelMaker maker)
     : device_(device),
-      checkpoint_(checkpoint),
-      geometry_(checkpoint.geometry()),
+      geometry_(geometry),
       options_(options),
       maker_(std::move(maker)),
       page_layout_(geometry_),
@@ -49,32 +56,52 @@ Rank::Rank(Device& device, const weights::Checkpoint& checkpoint, const RankOpti
 
 Result<std::unique_ptr<Rank>> Rank::make(Device& device, const weights::Checkpoint& checkpoint,
                                          const RankOptions& options, KernelMaker maker) {
-  std::unique_ptr<Rank> out(new Rank(device, checkpoint, options, std::move(maker)));
-  TRY_ASSIGN(out->shard_, model::make_shard(checkpoint.geometry(), options.tp));
-  TRY_ASSIGN(const DeviceInfo info, device.info());
-  if (out->options_.num_ctas == 0) out->options_.num_ctas = info.num_sms;
-  TRY(out->load());
+  std::unique_ptr<Rank> out(new Rank(device, checkpoint.geometry(), options, std::move(maker)));
+  TRY(out->settle());
+  TRY(out->load_weights(checkpoint));
+  TRY(out->load_tables(checkpoint));
+  TRY(out->load_engram(checkpoint));
+  TRY(out->place_state());
   return out;
 }
 
-Status Rank::load() {
-  // Every band has the same chunks.
-  const program::Layout layout(geometry_, shard_, {program::kBands[0], 1, options_.max_context});
-  {
-    std::vector<std::byte> packed(static_cast<size_t>(weights::packed_bytes(weights::packed_runs(layout))));
-    TRY(weights::pack_rank(checkpoint_, layout, options_.rank, packed));
-    TRY(upload_new(device_, packed, weights_));
-  }
-  TRY(load_tables());
-  TRY(load_engram());
+Result<std::unique_ptr<Rank>> Rank::make_synthetic(Device& device, const model::Geometry& geometry, uint64_t seed,
+                                                   const RankOptions& options, KernelMaker maker,
+                                                   const FillMaker& fill_maker) {
+  std::unique_ptr<Rank> out(new Rank(device, geometry, options, std::move(maker)));
+  TRY(out->settle());
+  TRY_ASSIGN(const Kernel fill, fill_maker(device));
+  TRY(out->fill_weights(seed, fill));
+  TRY(out->fill_tables(seed, fill));
+  TRY(out->fill_engram(seed, fill));
+  TRY(out->place_state());
+  TRY(device.synchronize());
+  return out;
+}
+
+Status Rank::settle() {
+  TRY_ASSIGN(shard_, model::make_shard(geometry_, options_.tp));
+  TRY_ASSIGN(const DeviceInfo info, device_.info());
+  if (options_.num_ctas == 0) options_.num_ctas = info.num_sms;
+  return {};
+}
+
+Status Rank::place_state() {
   TRY_ASSIGN(pages_, Buffer::create(device_, options_.num_pages * page_layout_.page_bytes() + 256));
   TRY_ASSIGN(slots_, Buffer::create(device_, options_.num_slots * slot_layout_.slot_bytes()));
   TRY(device_.fill(pages_.ptr(), 0, pages_.num_bytes()));
   TRY(device_.fill(slots_.ptr(), 0, slots_.num_bytes()));
   TRY_ASSIGN(page_table_, Buffer::create(device_, int64_t{program::kMaxRequests} * max_pages() * 4));
-  TRY_ASSIGN(step_, Buffer::create(device_, sizeof(StepRecord)));
+  TRY_ASSIGN(step_, Buffer::create(device_, 2 * sizeof(StepRecord)));
+  TRY_ASSIGN(outputs_, MappedBuffer::create(device_, 2 * sizeof(StepOutputRecord)));
+  std::memset(outputs_.host(), 0, 2 * sizeof(StepOutputRecord));
+  params_.outputs = outputs_.ptr();
   TRY_ASSIGN(report_, MappedBuffer::create(device_, 4096));
   std::memset(report_.host(), 0, 4096);
+  model::RopeTables tables = model::rope_tables(geometry_);
+  tables.base.insert(tables.base.end(), tables.yarn.begin(), tables.yarn.end());
+  TRY(upload_new(device_, bytes_of(tables.base), rope_));
+  params_.rope = rope_.ptr();
   params_.pages = pages_.ptr();
   params_.slots = slots_.ptr();
   params_.page_table = page_table_.ptr();
@@ -88,43 +115,56 @@ Status Rank::load() {
   return {};
 }
 
-Status Rank::load_tables() {
-  TRY(upload_new(device_, checkpoint_.tensor("embed.weight").data, embed_));
+Status Rank::load_weights(const weights::Checkpoint& checkpoint) {
+  // Every band has the same chunks.
+  const program::Layout layout(geometry_, shard_, {program::kBands[0], 1, options_.max_context});
+  std::vector<std::byte> packed(static_cast<size_t>(weights::packed_bytes(weights::packed_runs(layout))));
+  TRY(weights::pack_rank(checkpoint, layout, options_.rank, packed));
+  return upload_new(device_, packed, weights_);
+}
+
+Status Rank::load_tables(const weights::Checkpoint& checkpoint) {
+  TRY(upload_new(device_, checkpoint.tensor("embed.weight").data, embed_));
   params_.embed = embed_.ptr();
   if (geometry_.num_nextn_predict_layers > 0) {
-    const std::string name = geometry_.prefix(geometry_.num_layers() - 1) + "markov_head.embed.weight";
-    TRY(upload_new(device_, checkpoint_.tensor(name).data, markov_embed_));
+    TRY(upload_new(device_, checkpoint.tensor(markov_table(geometry_)).data, markov_embed_));
     params_.markov_embed = markov_embed_.ptr();
   }
-  model::RopeTables tables = model::rope_tables(geometry_);
-  tables.base.insert(tables.base.end(), tables.yarn.begin(), tables.yarn.end());
-  TRY(upload_new(device_, bytes_of(tables.base), rope_));
-  params_.rope = rope_.ptr();
   return {};
 }
 
-Status Rank::load_engram() {
-  if (geometry_.engram_layer_ids.empty()) return {};
-  const std::vector<int32_t>& classes = checkpoint_.token_classes();
-  TRY(upload_new(device_, bytes_of(classes), classes_));
+// Rows of an Engram layer's pinned table.
+int64_t Rank::engram_rows(size_t engram_idx) const {
+  const int64_t rows = geometry_.engram_num_embeddings[engram_idx];
+  if (options_.engram_bytes == 0) return rows;
+  const int64_t row_bytes = geometry_.engram_head_dim + geometry_.engram_head_dim / 32;
+  const auto num_layers = static_cast<int64_t>(geometry_.engram_layer_ids.size());
+  return std::clamp<int64_t>(options_.engram_bytes / num_layers / row_bytes, 1, rows);
+}
+
+Status Rank::place_hash(std::span<const int32_t> classes) {
+  TRY(upload_new(device_, std::as_bytes(classes), classes_));
   params_.token_classes = classes_.ptr();
   params_.pad_class = classes[static_cast<size_t>(geometry_.engram_pad_token_id)];
   const std::vector<int64_t> hash = hash_tables(geometry_);
   TRY(upload_new(device_, bytes_of(hash), hash_));
   params_.engram_hash = hash_.ptr();
-  const auto num_layers = static_cast<int64_t>(geometry_.engram_layer_ids.size());
+  return {};
+}
+
+Status Rank::load_engram(const weights::Checkpoint& checkpoint) {
+  if (geometry_.engram_layer_ids.empty()) return {};
+  TRY(place_hash(checkpoint.token_classes()));
   for (size_t idx = 0; idx < geometry_.engram_layer_ids.size(); ++idx) {
     const std::string prefix = geometry_.prefix(geometry_.engram_layer_ids[idx]) + "engram.embed.";
-    const int64_t row_bytes = geometry_.engram_head_dim + geometry_.engram_head_dim / 32;
-    int64_t rows = geometry_.engram_num_embeddings[idx];
-    if (options_.engram_bytes > 0) rows = std::min(rows, std::max<int64_t>(options_.engram_bytes / num_layers / row_bytes, 1));
+    const int64_t rows = engram_rows(idx);
     params_.engram_rows[idx] = static_cast<uint64_t>(rows);
     uint64_t* places[] = {&params_.engram_codes[idx], &params_.engram_scales[idx]};
     const int64_t widths[] = {geometry_.engram_head_dim, geometry_.engram_head_dim / 32};
     const char* names[] = {"weight", "scale"};
     for (size_t part = 0; part < 2; ++part) {
       TRY_ASSIGN(MappedBuffer table, MappedBuffer::create(device_, rows * widths[part]));
-      std::memcpy(table.host(), checkpoint_.tensor(prefix + names[part]).data.data(), static_cast<size_t>(rows * widths[part]));
+      std::memcpy(table.host(), checkpoint.tensor(prefix + names[part]).data.data(), static_cast<size_t>(rows * widths[part]));
       *places[part] = table.ptr();
       engram_.push_back(std::move(table));
     }
@@ -132,9 +172,93 @@ Status Rank::load_engram() {
   return {};
 }
 
-Result<Rank::Band*> Rank::band_for(const program::StepInputs& inputs) {
-  const program::Shape shape = program::shape_for(geometry_, static_cast<int>(inputs.rows.size()),
-                                         static_cast<int>(inputs.requests.size()), options_.max_context);
+Status Rank::fill(Kernel kernel, std::span<const weights::FillRecord> records, DevicePtr to, bool table) {
+  struct {
+    uint64_t records;
+    uint64_t to;
+    int32_t num_records;
+    int32_t table;
+  } params = {0, to, static_cast<int32_t>(records.size()), table ? 1 : 0};
+  Buffer buffer;
+  TRY(upload_new(device_, std::as_bytes(records), buffer));
+  params.records = buffer.ptr();
+  Launch launch;
+  launch.num_ctas = options_.num_ctas * 8;
+  launch.threads = 256;
+  launch.params = &params;
+  launch.params_bytes = sizeof(params);
+  TRY(device_.launch(kernel, launch));
+  return device_.synchronize();  // before the records go
+}
+
+Status Rank::fill_weights(uint64_t seed, Kernel kernel) {
+  const program::Layout layout(geometry_, shard_, {program::kBands[0], 1, options_.max_context});
+  TRY_ASSIGN(const std::vector<weights::FillRecord> records, weights::fill_records(layout, seed, options_.rank));
+  TRY_ASSIGN(weights_, Buffer::create(device_, weights::packed_bytes(weights::packed_runs(layout))));
+  return fill(kernel, records, weights_.ptr(), false);
+}
+
+namespace {
+
+// The record of a whole tensor of the checkpoint, as rows of so many elements.
+weights::FillRecord table_record(const model::Geometry& geometry, uint64_t seed, const std::string& name, int64_t rows,
+                                 int64_t columns, int element_bytes) {
+  weights::FillRecord record;
+  for (const model::TensorSpec& spec : model::tensor_inventory(geometry)) {
+    if (spec.name == name) record.rules[0] = weights::value_rule(geometry, seed, spec);
+  }
+  record.num_words = rows * columns * element_bytes / 4;
+  record.chunk_bytes = 4;
+  record.num_rows = rows;
+  record.num_columns = columns;
+  return record;
+}
+
+}  // namespace
+
+Status Rank::fill_tables(uint64_t seed, Kernel kernel) {
+  const auto make = [&](const std::string& name, int64_t columns, Buffer& buffer, uint64_t& place) -> Status {
+    const weights::FillRecord record = table_record(geometry_, seed, name, geometry_.vocab_size, columns, 2);
+    TRY_ASSIGN(buffer, Buffer::create(device_, record.num_words * 4));
+    place = buffer.ptr();
+    return fill(kernel, {&record, 1}, buffer.ptr(), false);
+  };
+  TRY(make("embed.weight", geometry_.hidden_size, embed_, params_.embed));
+  if (geometry_.num_nextn_predict_layers == 0) return {};
+  return make(markov_table(geometry_), geometry_.dspark_markov_rank, markov_embed_, params_.markov_embed);
+}
+
+Status Rank::fill_engram(uint64_t seed, Kernel kernel) {
+  if (geometry_.engram_layer_ids.empty()) return {};
+  std::vector<int32_t> classes(static_cast<size_t>(geometry_.vocab_size));
+  for (size_t token = 0; token < classes.size(); ++token)
+    classes[token] = static_cast<int32_t>(token) % geometry_.engram_compressed_vocab_size;
+  TRY(place_hash(classes));
+  for (size_t idx = 0; idx < geometry_.engram_layer_ids.size(); ++idx) {
+    const std::string prefix = geometry_.prefix(geometry_.engram_layer_ids[idx]) + "engram.embed.weight";
+    const int64_t rows = engram_rows(idx);
+    params_.engram_rows[idx] = static_cast<uint64_t>(rows);
+    uint64_t* places[] = {&params_.engram_codes[idx], &params_.engram_scales[idx]};
+    for (int part = 0; part < 2; ++part) {
+      const int64_t width = part == 0 ? geometry_.engram_head_dim : geometry_.engram_head_dim / 32;
+      weights::FillRecord record = table_record(geometry_, seed, prefix, rows, width, 1);
+      record.parts = part + 1;
+      TRY_ASSIGN(MappedBuffer table, MappedBuffer::create(device_, rows * width + 64));
+      *places[part] = table.ptr();
+      TRY(fill(kernel, {&record, 1}, table.ptr(), true));
+      engram_.push_back(std::move(table));
+    }
+  }
+  return {};
+}
+
+Status Rank::prepare(int num_rows, int num_requests) {
+  TRY(band_for(num_rows, num_requests));
+  return {};
+}
+
+Result<Rank::Band*> Rank::band_for(int num_rows, int num_requests) {
+  const program::Shape shape = program::shape_for(geometry_, num_rows, num_requests, options_.max_context);
   size_t band_idx = 0;
   while (program::kBands[band_idx] != shape.band) ++band_idx;
   if (bands_[band_idx]) return bands_[band_idx].get();
@@ -161,17 +285,75 @@ Status Rank::upload_pages(const program::StepInputs& inputs) {
 }
 
 Status Rank::begin_step(const program::StepInputs& inputs, uint32_t epoch) {
-  TRY_ASSIGN(band_, band_for(inputs));
+  TRY_ASSIGN(band_, band_for(static_cast<int>(inputs.rows.size()), static_cast<int>(inputs.requests.size())));
   const StepRecord record = step_record(inputs, epoch);
+  step_parity_ = 0;
+  epoch_ = epoch;
+  params_.step = step_.ptr();
+  params_.previous_step = 0;
   TRY(device_.upload(step_.ptr(), &record, sizeof(record)));
+  going_.clear();
+  for (const program::StepRequest& request : inputs.requests) {
+    const int held = static_cast<int>(request.pages.size()) * program::kPageTokens;
+    going_.push_back({request.state_slot, request.draft, std::min(held, options_.max_context) - request.first_position});
+  }
   TRY(upload_pages(inputs));
   if (!inputs.image_rows.empty()) {
-    TRY(upload_new(device_, std::as_bytes(inputs.image_rows), image_rows_));
-    params_.image_rows = image_rows_.ptr();
+    if (params_.image_rows == 0) {  // for the widest step: captured launches keep the address
+      TRY_ASSIGN(image_rows_, Buffer::create(device_, int64_t{program::kMaxBand} * geometry_.hidden_size * 4));
+      params_.image_rows = image_rows_.ptr();
+    }
+    TRY(device_.upload(image_rows_.ptr(), inputs.image_rows.data(), static_cast<int64_t>(inputs.image_rows.size_bytes())));
   }
   params_.calls = band_->calls.ptr();
   params_.arena = band_->arena.ptr();
   return {};
+}
+
+Status Rank::continue_step(std::span<const int> slots) {
+  const auto refuse = [](const std::string& text) { return Error{Code::kInvalidArgument, text, "device round"}; };
+  if (band_ == nullptr || going_.empty()) return refuse("no step to continue");
+  if (slots.size() != going_.size())
+    return refuse(fmt::format("{} requests go on, the last step had {}", slots.size(), going_.size()));
+  const int rows = geometry_.dspark_block_size + 1;
+  for (size_t idx = 0; idx < slots.size(); ++idx) {
+    Going& going = going_[idx];
+    if (slots[idx] != going.state_slot)
+      return refuse(fmt::format("request {} is on state slot {}, the last step had slot {} there", idx, slots[idx],
+                                going.state_slot));
+    if (!going.drafts) return refuse(fmt::format("request {} made no drafts", idx));
+    // The last step may have moved it by `rows` positions, and this one takes as many again.
+    if (going.most_rows < 2 * rows) return refuse(fmt::format("request {} may run past its pages", idx));
+    going.most_rows -= rows;
+  }
+  if (static_cast<int>(slots.size()) * rows > band_->layout.shape().band)
+    return refuse(fmt::format("{} rows do not fit the band of {}", slots.size() * static_cast<size_t>(rows),
+                              band_->layout.shape().band));
+  params_.previous_step = params_.step;
+  step_parity_ ^= 1;
+  params_.step = step_.ptr() + static_cast<uint64_t>(step_parity_) * sizeof(StepRecord);
+  ++epoch_;
+  return {};
+}
+
+Result<program::StepOutputs> Rank::previous_outputs(double seconds) {
+  const uint32_t wanted = epoch_ - 1;
+  const auto& record = reinterpret_cast<const StepOutputRecord*>(outputs_.host())[wanted & 1];
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (*const_cast<const volatile uint32_t*>(&record.epoch) != wanted) {
+    if (std::chrono::steady_clock::now() > deadline)
+      return Error{Code::kInternal, "the device did not begin the step in time", "GPU step"};
+  }
+  program::StepOutputs out;
+  for (size_t idx = 0; idx < going_.size(); ++idx) {
+    const RequestOutputRecord& from = record.requests[idx];
+    program::RequestOutput& to = out.requests.emplace_back();
+    to.num_accepted = from.num_accepted;
+    to.tokens.assign(from.tokens, from.tokens + from.num_tokens);
+    to.drafts.assign(from.drafts, from.drafts + geometry_.dspark_block_size);
+    to.confidence.assign(from.confidence, from.confidence + geometry_.dspark_block_size);
+  }
+  return out;
 }
 
 Status Rank::launch(int first, int last) {
@@ -210,6 +392,8 @@ std::string Rank::report_text() const {
     what = "free bytes of the weight ring";
   } else if (report->wanted == 3) {
     what = "the routing";
+  } else if (report->wanted == 4) {
+    what = "the verdicts and drafts of the step before";
   }
   return fmt::format("step given up: rank {} CTA {} in {} layer {} (call {}) waits for {}: wanted tag {:#x}, seen {:#x}",
                      options_.rank, report->cta, program::decl(call.stage).name, call.layer, report->call, what,

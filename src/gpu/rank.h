@@ -14,6 +14,7 @@
 #include "gpu/device_api.h"
 #include "kv/state.h"
 #include "weights/checkpoint.h"
+#include "weights/fill_record.h"
 
 namespace monostep::gpu {
 
@@ -34,12 +35,20 @@ struct RankOptions {
 using KernelMaker = std::function<Result<Kernel>(Device&, const program::Layout&, const program::Plan&,
                                                  const ProgramSizes&)>;
 
+// Makes the kernel that fills synthetic shards (device/fill.cu).
+using FillMaker = std::function<Result<Kernel>(Device&)>;
+
 class Rank {
  public:
-  // The checkpoint and the device must outlive the rank. Errors: kInvalidArgument and kUnsupported by name, and the
+  // The device must outlive the rank. Errors: kInvalidArgument and kUnsupported by name, and the
   // device's.
   static Result<std::unique_ptr<Rank>> make(Device& device, const weights::Checkpoint& checkpoint,
                                             const RankOptions& options, KernelMaker maker);
+
+  // The same without a checkpoint: weights, tables and Engram rows by the golden recipe, filled where they lie.
+  static Result<std::unique_ptr<Rank>> make_synthetic(Device& device, const model::Geometry& geometry, uint64_t seed,
+                                                      const RankOptions& options, KernelMaker maker,
+                                                      const FillMaker& fill_maker);
 
   // What a band of rows needs; made on first use.
   struct Band {
@@ -53,8 +62,18 @@ class Rank {
     Buffer arena;
   };
 
+  // Makes what steps of so many rows and requests need, so that the first of them does not wait for it.
+  Status prepare(int num_rows, int num_requests);
   // Uploads a step. The step's tags carry `epoch`.
   Status begin_step(const program::StepInputs& inputs, uint32_t epoch);
+  // Begins the step after the last one without the host: the device lays it out from that step's verdicts and drafts.
+  // `slots` are the state slots of the requests that the caller takes to go on. Errors: kInvalidArgument where they are
+  // not exactly those of the last step in its order (a join, leave, resume or reorder), where one of them did not draft,
+  // or where a request may run past its pages.
+  Status continue_step(std::span<const int> slots);
+  // Results of the step before the last one begun by continue_step; call it behind that step's launch. Waits for the
+  // device to have begun it, at most `seconds`.
+  Result<program::StepOutputs> previous_outputs(double seconds);
   // Launches calls [first, last) of the step's program; returns before they are done.
   Status launch(int first, int last);
   // Waits until all launches are done. Errors: kInternal with the report of a wait that gave up.
@@ -62,6 +81,8 @@ class Rank {
   // Makes running launches give up.
   void abort();
 
+  const model::Geometry& geometry() const { return geometry_; }
+  const RankOptions& options() const { return options_; }
   const Band& band() const { return *band_; }
   int num_calls() const { return static_cast<int>(band_->layout.program().calls.size()); }
   const kv::PageLayout& page_layout() const { return page_layout_; }
@@ -75,18 +96,25 @@ class Rank {
   Status clear_slot(int state_slot);
 
  private:
-  Rank(Device& device, const weights::Checkpoint& checkpoint, const RankOptions& options, KernelMaker maker);
-  Status load();
-  Status load_tables();
-  Status load_engram();
-  Result<Band*> band_for(const program::StepInputs& inputs);
+  Rank(Device& device, const model::Geometry& geometry, const RankOptions& options, KernelMaker maker);
+  Status settle();
+  Status load_weights(const weights::Checkpoint& checkpoint);
+  Status load_tables(const weights::Checkpoint& checkpoint);
+  Status load_engram(const weights::Checkpoint& checkpoint);
+  Status fill_weights(uint64_t seed, Kernel fill);
+  Status fill_tables(uint64_t seed, Kernel fill);
+  Status fill_engram(uint64_t seed, Kernel fill);
+  Status fill(Kernel kernel, std::span<const weights::FillRecord> records, DevicePtr to, bool table);
+  Status place_hash(std::span<const int32_t> classes);
+  int64_t engram_rows(size_t engram_idx) const;
+  Status place_state();
+  Result<Band*> band_for(int num_rows, int num_requests);
   Status upload_pages(const program::StepInputs& inputs);
   std::string report_text() const;
   int max_pages() const { return ceil_div(options_.max_context, program::kPageTokens); }
 
   Device& device_;
-  const weights::Checkpoint& checkpoint_;
-  const model::Geometry& geometry_;
+  model::Geometry geometry_;
   RankOptions options_;
   KernelMaker maker_;
   model::Shard shard_;
@@ -95,9 +123,18 @@ class Rank {
   std::array<std::unique_ptr<Band>, program::kBands.size()> bands_;
   Band* band_ = nullptr;  // of the step
   KernelParams params_ = {};
+  struct Going {  // a request of the last step
+    int state_slot = -1;
+    bool drafts = false;
+    int most_rows = 0;  // rows that its pages still hold behind the last step's first position
+  };
+  std::vector<Going> going_;
+  uint32_t epoch_ = 0;      // of the step
+  int step_parity_ = 0;     // the half of step_ that holds it
   Buffer weights_, embed_, markov_embed_, classes_, rope_, hash_, pages_, slots_, page_table_, step_, image_rows_;
   std::vector<MappedBuffer> engram_;  // [Engram layers x (codes, scales)]
   MappedBuffer report_;
+  MappedBuffer outputs_;
 };
 
 }  // namespace monostep::gpu

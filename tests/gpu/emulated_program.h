@@ -3,6 +3,7 @@
 #pragma once
 
 #include "emulator/device.h"
+#include "gpu/program_cache.h"
 #include "gpu/rank.h"
 
 namespace monostep::gpu {
@@ -10,5 +11,8 @@ namespace monostep::gpu {
 // The maker of emulated kernels for gpu::Rank; the device must be an EmulatedDevice. Programs are kept in the build
 // folder under a digest of their sources.
 KernelMaker emulated_maker();
+
+// Address of an extern "C" function of a file `main` that is compiled for the emulator with the headers of `sources`.
+Result<void*> emulated_function(const Sources& sources, const std::string& main, const char* name);
 
 }  // namespace monostep::gpu

@@ -82,15 +82,10 @@ struct Cta {
   bool sync_alive() const { return !bar_sync_or(1, kConsumers, dead()); }
 };
 
-// A wait's look at the outside world: whether it goes on. The first CTA that gives up leaves a report.
-MONOSTEP_NOINLINE inline bool goes_on(int call_idx, uint32_t tries, uint32_t pair, uint32_t wanted, uint32_t seen) {
+// Gives the step up: the first CTA that does leaves the report.
+MONOSTEP_NOINLINE inline void give_up(int call_idx, uint32_t pair, uint32_t wanted, uint32_t seen) {
   Shared& shared = *reinterpret_cast<Shared*>(shared_base());
-  if (*const_cast<volatile int*>(&shared.dead) != 0) return false;
-  if ((tries & ((1u << 14) - 1)) != 0) return true;
   auto* report = reinterpret_cast<Report*>(shared.params.report);
-  const auto limit = static_cast<uint32_t>(shared.params.poll_limit);
-  const bool stopped = static_cast<uint32_t>(load_relaxed_sys(reinterpret_cast<const uint64_t*>(report))) != 0;
-  if (!stopped && (limit == 0 || tries < limit)) return true;
   if (atomic_cas_sys(&report->filled, 0, 2) == 0) {
     report->cta = static_cast<uint32_t>(cta_idx());
     report->call = static_cast<uint32_t>(call_idx);
@@ -101,6 +96,18 @@ MONOSTEP_NOINLINE inline bool goes_on(int call_idx, uint32_t tries, uint32_t pai
     *const_cast<volatile uint32_t*>(&report->filled) = 1;
   }
   *const_cast<volatile int*>(&shared.dead) = 1;
+}
+
+// A wait's look at the outside world: whether it goes on.
+MONOSTEP_NOINLINE inline bool goes_on(int call_idx, uint32_t tries, uint32_t pair, uint32_t wanted, uint32_t seen) {
+  Shared& shared = *reinterpret_cast<Shared*>(shared_base());
+  if (*const_cast<volatile int*>(&shared.dead) != 0) return false;
+  if ((tries & ((1u << 14) - 1)) != 0) return true;
+  auto* report = reinterpret_cast<Report*>(shared.params.report);
+  const auto limit = static_cast<uint32_t>(shared.params.poll_limit);
+  const bool stopped = static_cast<uint32_t>(load_relaxed_sys(reinterpret_cast<const uint64_t*>(report))) != 0;
+  if (!stopped && (limit == 0 || tries < limit)) return true;
+  give_up(call_idx, pair, wanted, seen);
   return false;
 }
 

@@ -108,6 +108,22 @@ struct alignas(16) StepRecord {
 };
 static_assert(sizeof(StepRecord) % 16 == 0);
 
+// What a request's step gave, for the host, written when the next step begins.
+inline constexpr int kMaxBlockSize = 8;
+struct RequestOutputRecord {
+  int32_t num_accepted;
+  int32_t num_tokens;
+  int32_t last_position;
+  int32_t tokens[kMaxBlockSize + 1];
+  int32_t drafts[kMaxBlockSize];
+  float confidence[kMaxBlockSize];
+};
+struct StepOutputRecord {
+  uint32_t epoch;  // written last
+  int32_t reserved[3];
+  RequestOutputRecord requests[kMaxStepRequests];
+};
+
 // First words of the mapped memory that host and kernel share: the host sets `abort`, the first CTA that gives up says
 // what it waited for.
 struct Report {
@@ -115,10 +131,10 @@ struct Report {
   uint32_t filled;  // 1: the fields below are valid
   uint32_t cta;
   uint32_t call;
-  uint32_t pair;  // index in the arena; ~0: not a region (see reason)
+  uint32_t pair;    // index in the arena; ~0: not a region but what `wanted` names: 1 weights in the ring, 2 free ring,
+                    // 3 routing, 4 the step before a step laid out on the device; ~0 - 1: a region, place unknown
   uint32_t wanted;
   uint32_t seen;
-  uint32_t reason;  // 0 region, 1 weights in the ring, 2 free ring, 3 routing
 };
 
 // How results that other ranks read are handed over.
@@ -146,6 +162,8 @@ struct KernelParams {
   uint64_t engram_rows[kMaxEngramLayers];  // rows that the pinned table holds; row numbers are taken modulo
   uint64_t image_rows;   // f32 [image rows][hidden]
   uint64_t report;       // Report, mapped
+  uint64_t previous_step;  // StepRecord that a step laid out on the device continues; 0: `step` holds the step
+  uint64_t outputs;        // mapped StepOutputRecord[2] by the parity of the epoch
   int32_t max_pages;
   int32_t first_call;
   int32_t last_call;

@@ -30,6 +30,47 @@ constexpr int down_scratch(int pairs, int width, int rows, int tiles) {
   return linear_scratch(pairs, width) + tiles * rows * kTile * 4;
 }
 
+// Words between rows of bf16 pairs that MMA fragments are read from: in pieces of 16 bytes `wanted` modulo 8, so that
+// the lanes of a shared-memory phase fall on different banks.
+constexpr int padded_words(int width, int wanted) {
+  int pieces = width / 8;
+  while (pieces % 8 != wanted) ++pieces;
+  return pieces * 4;
+}
+
+// Attention: entries of a list that are unpacked together, heads that are worked on together, what both take, and the
+// list's entries.
+inline constexpr int kListChunk = 64;
+inline constexpr int kHeadTile = 8;
+constexpr int attend_scratch(int head_dim, int rope_dim, int entries) {
+  const int words = kListChunk * padded_words(head_dim, 2) + kHeadTile * padded_words(head_dim, 4) +
+                    kHeadTile * (2 * (kListChunk + 4) + kListChunk / 2 + 8 + 2) + rope_dim;
+  return words * 4 + (entries + 12) * 8;
+}
+
+// Index scores: the keys of a chunk of groups, and of each row that is scored with them its queries, head weights,
+// angles and kept candidates.
+inline constexpr int kScoreRows = 6;  // an anchor and five drafts
+struct ScoreSizes {
+  int chunk;  // groups
+  int head_dim;
+  int heads;
+  int rope_dim;
+  int kept;
+};
+constexpr int score_scratch(const ScoreSizes& sizes, int rows) {
+  const int groups = sizes.head_dim / kGroup;
+  const int code_words = (groups | 1) * 4;
+  const int heads = (sizes.heads + kTile - 1) / kTile * kTile;
+  const int row_words = heads * (code_words + groups + 1) + sizes.rope_dim + sizes.kept + sizes.chunk / kGroup + 2;
+  return (sizes.chunk * code_words + groups * (sizes.chunk + 8) + rows * row_words + 8) * 4;
+}
+
+// New cache rows.
+constexpr int kv_scratch(int head_dim, int index_head_dim, int rope_dim) {
+  return kWarps * 8 + (5 * head_dim + index_head_dim + head_dim / 2 + 2 * rope_dim) * 4;
+}
+
 // Bytes that the CTA's state takes at most, in front of ring and scratch.
 constexpr int state_bytes(int max_experts, int pair_capacity) {
   return (19 * 1024 + 6 * max_experts + 2 * pair_capacity + 127) / 128 * 128;

@@ -11,26 +11,25 @@
 
 namespace monostep::gpu {
 
-inline constexpr int kListChunk = 64;
-inline constexpr int kHeadTile = 8;  // heads that are worked on together
-inline constexpr int kUnit = 16;     // neighbouring values of a key that a thread unpacks
+inline constexpr int kUnit = 16;  // neighbouring values of a key that a thread unpacks
 inline constexpr int kUnits = constants::kHeadDim / kUnit;
 inline constexpr int kUnitsPerThread = (kListChunk * kUnits + kConsumers - 1) / kConsumers;
 inline constexpr int kSpans = (constants::kHeadDim / 32 + kWarps - 1) / kWarps;  // of 32 dimensions, a warp's
 inline constexpr int kBehindWindow =
     constants::kIndexTopk > constants::kBlockSize ? constants::kIndexTopk : constants::kBlockSize;
 
-// Distance between rows in 32-bit words: in pieces of 16 bytes, 2 (keys) or 4 (queries) modulo 8, so that the eight
-// lanes of a shared-memory phase fall on different banks.
-constexpr int padded_words(int wanted) {
-  int pieces = constants::kHeadDim / 8;
-  while (pieces % 8 != wanted) ++pieces;
-  return pieces * 4;
-}
-inline constexpr int kKeyWords = padded_words(2);
-inline constexpr int kQueryWords = padded_words(4);
+inline constexpr int kKeyWords = padded_words(constants::kHeadDim, 2);
+inline constexpr int kQueryWords = padded_words(constants::kHeadDim, 4);
 inline constexpr int kScoreStride = kListChunk + 4;  // floats
 inline constexpr int kWeightWords = kListChunk / 2 + 8;
+
+// A row of the call that is attended for.
+struct AttendRow {
+  int row;
+  int request_idx;
+  int position;
+  int last_position;  // draft: last committed
+};
 
 struct alignas(16) AttendScratch {
   uint32_t keys[kListChunk * kKeyWords];      // [entry][kHeadDim / 2] bf16 pairs
@@ -44,7 +43,10 @@ struct alignas(16) AttendScratch {
   // address of its record.
   uint64_t sources[constants::kWindow + kBehindWindow];
   Words parts[2];  // regions of this step's entries, of both parts of the list
+  AttendRow row;   // here and not in registers, of which the chunks need all
 };
+static_assert(sizeof(AttendScratch) <=
+              attend_scratch(constants::kHeadDim, constants::kRopeDim, constants::kWindow + kBehindWindow));
 static_assert(sizeof(AttendScratch) <= constants::kScratchBytes);
 inline constexpr uint64_t kInStep = uint64_t{1} << 63;
 
@@ -54,14 +56,6 @@ struct AttentionList {
   int num_first;
   int num_entries;
   bool second_listed;  // the sources of the second part are in the scratch
-};
-
-// A row of the call that is attended for.
-struct AttendRow {
-  int row;
-  int request_idx;
-  int position;
-  int last_position;  // draft: last committed
 };
 
 inline uint64_t in_step(int64_t row) { return kInStep | static_cast<uint64_t>(row * (constants::kHeadDim / 2)); }
@@ -404,8 +398,7 @@ inline void put_values(const AttendContext& ctx, const AttendScratch& scratch, c
 }
 
 // Heads [first, first + count) of the rank for one row. False: given up.
-inline bool attend_heads(const AttendContext& ctx, const AttendRow& row, AttentionList& list, int first, int count,
-                         AttendScratch& scratch) {
+inline bool attend_heads(const AttendContext& ctx, AttentionList& list, int first, int count, AttendScratch& scratch) {
   const Cta& cta = ctx.cta;
   RawUnit raw[kUnitsPerThread];
   HeadState state;
@@ -413,14 +406,14 @@ inline bool attend_heads(const AttendContext& ctx, const AttendRow& row, Attenti
   // The second part is waited for as late as its first chunk is fetched.
   const auto fetch = [&](int begin) {
     if (!list.second_listed && begin + kListChunk > list.num_first) {
-      list_selected(ctx, row, list, scratch.sources);
+      list_selected(ctx, scratch.row, list, scratch.sources);
       if (!cta.sync_alive()) return false;
     }
     fetch_chunk(cta, list, scratch.sources, begin, raw);
     return true;
   };
   if (!fetch(0)) return false;
-  load_queries(ctx, row, first, count, scratch);
+  load_queries(ctx, scratch.row, first, count, scratch);
 #pragma unroll 1
   for (int begin = 0; begin < list.num_entries; begin += kListChunk) {
     store_records(cta, list, scratch, begin, raw);
@@ -440,10 +433,10 @@ inline bool attend_heads(const AttendContext& ctx, const AttendRow& row, Attenti
   }
   cta.sync();
   const int group = first / constants::kHeadsPerGroup;
-  put_values(
-      ctx, scratch, values,
-      (int64_t{group} * constants::kRows + row.row) * constants::kHeadsPerGroup + first % constants::kHeadsPerGroup,
-      count);
+  put_values(ctx, scratch, values,
+             (int64_t{group} * constants::kRows + scratch.row.row) * constants::kHeadsPerGroup +
+                 first % constants::kHeadsPerGroup,
+             count);
   return true;
 }
 
@@ -470,6 +463,7 @@ inline bool attend_row(const AttendContext& ctx, int group, int row_idx, AttendS
   if (cta.thread == 0) {
     scratch.parts[0] = parts[0];
     scratch.parts[1] = parts[1];
+    scratch.row = row;
   }
   load_angles(cta, record.ratio, row.position, scratch.angles);
   list_window(ctx, row, list, scratch.sources);
@@ -478,7 +472,7 @@ inline bool attend_row(const AttendContext& ctx, int group, int row_idx, AttendS
   for (int head = 0; head < constants::kHeadsPerGroup; head += kHeadTile) {
     const int left = constants::kHeadsPerGroup - head;
     const int first = group * constants::kHeadsPerGroup + head;
-    if (!attend_heads(ctx, row, list, first, left < kHeadTile ? left : kHeadTile, scratch)) return false;
+    if (!attend_heads(ctx, list, first, left < kHeadTile ? left : kHeadTile, scratch)) return false;
     cta.sync();  // the scratch is free
   }
   return true;

@@ -32,13 +32,16 @@ struct ScoreScratchOf {
   uint32_t masks[kNumRows * kMaskWords];                  // [row] bits of the chunk's candidates that are kept
 };
 // Rows whose queries are held at once: as many as the scratch takes.
-inline constexpr int kQueryRows = sizeof(ScoreScratchOf<8>) <= constants::kScratchBytes   ? 8
-                                  : sizeof(ScoreScratchOf<6>) <= constants::kScratchBytes ? 6
-                                  : sizeof(ScoreScratchOf<4>) <= constants::kScratchBytes ? 4
-                                  : sizeof(ScoreScratchOf<2>) <= constants::kScratchBytes ? 2
-                                                                                          : 1;
+inline constexpr int kQueryRows = sizeof(ScoreScratchOf<8>) <= constants::kScratchBytes            ? 8
+                                  : sizeof(ScoreScratchOf<kScoreRows>) <= constants::kScratchBytes ? kScoreRows
+                                  : sizeof(ScoreScratchOf<4>) <= constants::kScratchBytes          ? 4
+                                                                                                   : 1;
 using ScoreScratch = ScoreScratchOf<kQueryRows>;
 static_assert(sizeof(ScoreScratch) <= constants::kScratchBytes);
+static_assert(sizeof(ScoreScratchOf<kScoreRows>) <=
+              score_scratch({constants::kScoreChunk, constants::kIndexHeadDim, constants::kIndexHeads,
+                             constants::kRopeDim, constants::kCandidateGroups},
+                            kScoreRows));
 
 using ScoreContext = StageContext<Stage::kIndexScore>;
 
@@ -189,45 +192,62 @@ inline float wait_new_key(const Cta& cta, const Words& words, int64_t first_word
   return scale;
 }
 
-// Keys of groups [begin, end) of the request. Needs a barrier behind it, which also tells whether the step was given
-// up.
-inline void load_keys(const ScoreContext& ctx, int request_idx, int begin, int end, ScoreScratch& scratch) {
+// The row of this step that closes a group, counted from the request's first; negative: its key is in its page.
+inline int closing_row(const ScoreContext& ctx, const RequestRecord& request, int group) {
+  return group * ctx.record.ratio + ctx.record.ratio - 1 - request.first_position;
+}
+
+// One 32-group of a key: codes, and the scale with what e2m1x8_to_f16 leaves out.
+inline void store_key(ScoreScratch& scratch, int key, int part, const uint32_t (&codes)[4], float scale) {
+  *reinterpret_cast<Word4*>(scratch.keys + key * kCodeWords + part * 4) = {codes[0], codes[1], codes[2], codes[3]};
+  scratch.key_scales[part * kScaleStride + key] = scale * 0x1p14f;
+}
+
+// Keys of groups [begin, end) of the request from their pages; keys behind the end and those of this step get scale 0.
+inline void load_page_keys(const ScoreContext& ctx, int request_idx, int begin, int end, ScoreScratch& scratch) {
   constexpr int kAtOnce = kKeyGroups < 4 ? kKeyGroups : 4;
   const Cta& cta = ctx.cta;
-  const CallRecord& record = ctx.record;
   const RequestRecord& request = ctx.request(request_idx);
-  const Words words = ctx.read<Region::kIndexKeyNew>();
-  const auto row_of = [&](int group) {  // of this step; negative: the key is in its page
-    return group * record.ratio + record.ratio - 1 - request.first_position;
-  };
   for (int base = 0; base < kKeyGroups; base += kAtOnce) {
     uint32_t codes[kAtOnce][4];
     float scales[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int item = (base + i) * kConsumers + cta.thread;
-      const int group = begin + item / kKeyGroups;
-      const int part = item % kKeyGroups;
+      const uint32_t item = static_cast<uint32_t>((base + i) * kConsumers + cta.thread);
+      const int group = begin + static_cast<int>(item / kKeyGroups);
       scales[i] = 0;
-      if (base + i >= kKeyGroups || group >= end || row_of(group) >= 0) continue;
-      const uint8_t* key = index_record(cta, request_idx, record, group);
+      codes[i][0] = codes[i][1] = codes[i][2] = codes[i][3] = 0;
+      if (base + i >= kKeyGroups || group >= end || closing_row(ctx, request, group) >= 0) continue;
+      const auto part = static_cast<int>(item % kKeyGroups);
+      const uint8_t* key = index_record(cta, request_idx, ctx.record, group);
       load_record<4, IndexFormat::kAlign>(key + part * (kIndexGroup / 2), codes[i]);
       scales[i] = e8m0_value(key[constants::kIndexHeadDim / 2 + part]);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int item = (base + i) * kConsumers + cta.thread;
+      const uint32_t item = static_cast<uint32_t>((base + i) * kConsumers + cta.thread);
       if (base + i >= kKeyGroups) continue;
-      const int group = begin + item / kKeyGroups;
-      const int part = item % kKeyGroups;
-      if (group < end && row_of(group) >= 0) {
-        const int64_t row = request.first_row + row_of(group);
-        scales[i] = wait_new_key(cta, words, (row * constants::kIndexHeadDim + part * kIndexGroup) / 2, codes[i]);
-      }
-      auto* to = reinterpret_cast<Word4*>(scratch.keys + item / kKeyGroups * kCodeWords + part * 4);
-      if (group < end) *to = {codes[i][0], codes[i][1], codes[i][2], codes[i][3]};
-      scratch.key_scales[part * kScaleStride + item / kKeyGroups] = scales[i] * 0x1p14f;  // see e2m1x8_to_f16
+      store_key(scratch, static_cast<int>(item / kKeyGroups), static_cast<int>(item % kKeyGroups), codes[i], scales[i]);
     }
+  }
+}
+
+// Keys of groups [begin, end) that this step closes, from their region; by the threads that stored them before. Needs a
+// barrier behind it, which also tells whether the step was given up.
+inline void load_new_keys(const ScoreContext& ctx, int request_idx, int begin, int end, ScoreScratch& scratch) {
+  const RequestRecord& request = ctx.request(request_idx);
+  if (end <= begin || closing_row(ctx, request, end - 1) < 0) return;
+  const Words words = ctx.read<Region::kIndexKeyNew>();
+#pragma unroll 1
+  for (int item = ctx.cta.thread; item < (end - begin) * kKeyGroups; item += kConsumers) {
+    const int key = item / kKeyGroups;
+    const int part = item % kKeyGroups;
+    const int closing = closing_row(ctx, request, begin + key);
+    if (closing < 0) continue;
+    const int64_t row = request.first_row + closing;
+    uint32_t codes[4];
+    const float scale = wait_new_key(ctx.cta, words, (row * constants::kIndexHeadDim + part * kIndexGroup) / 2, codes);
+    store_key(scratch, key, part, codes, scale);
   }
 }
 
@@ -356,7 +376,10 @@ inline bool run_score_chunk(const ScoreContext& ctx, const ScoreRows& rows, int 
     wanted = false;
     for (int row = 0; row < rows.count; ++row) wanted = wanted || any_kept(scratch.masks + row * kMaskWords);
   }
-  if (wanted) load_keys(ctx, rows.request_idx, begin, end, scratch);
+  if (wanted) {
+    load_page_keys(ctx, rows.request_idx, begin, end, scratch);
+    load_new_keys(ctx, rows.request_idx, begin, end, scratch);
+  }
   if (!cta.sync_alive()) return false;
   score_chunk(ctx, rows, begin, scratch);
   cta.sync();  // the keys are free

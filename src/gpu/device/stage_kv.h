@@ -20,6 +20,7 @@ struct KvScratch {
   CosSin angles[kRopePairs];                 // of the row
   CosSin group_angles[kRopePairs];           // of the first token of the group
 };
+static_assert(sizeof(KvScratch) <= kv_scratch(constants::kHeadDim, constants::kIndexHeadDim, constants::kRopeDim));
 static_assert(sizeof(KvScratch) <= constants::kScratchBytes);
 
 // Norm, RoPE, ring record (null: none) and put of a window row whose sums and angles are in the scratch.

@@ -66,7 +66,7 @@ struct RowScores {
 
 // Items of the selection: single scores.
 struct ScoreItems {
-  const RowScores& scores;
+  RowScores scores;
   static constexpr int kPieces = kScorePieces;
   int count() const { return scores.count; }
 
@@ -89,7 +89,7 @@ struct ScoreItems {
 
 // Items of the selection: candidates of kCandidateSize neighbouring groups by their best score, the newest always.
 struct CandidateItems {
-  const RowScores& scores;
+  RowScores scores;
   static constexpr int kPieces = 1;
   int count() const { return (scores.count + constants::kCandidateSize - 1) / constants::kCandidateSize; }
 

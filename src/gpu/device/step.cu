@@ -1,5 +1,6 @@
 // The step kernel: one persistent CTA an SM walks the calls of a launch. Eight consumer warps run the stage bodies; one
 // producer warp streams the weights ahead of them. Compiled at load by NVRTC with the constants of one shape.
+#include "gpu/device/next_step.h"
 #include "gpu/device/stage_attend.h"
 #include "gpu/device/stage_engram_rows.h"
 #include "gpu/device/stage_ffn.h"
@@ -97,10 +98,17 @@ inline void set_up(const KernelParams& params) {
     shared.params = params;
   }
   for (int i = thread; i < constants::kPairCapacity; i += kThreads) shared.identity[i] = static_cast<int16_t>(i);
-  copy_words(&shared.step, params.step, sizeof(StepRecord), thread, kThreads);
+  const bool laid_out = params.previous_step != 0;
+  copy_words(&shared.step, laid_out ? params.previous_step : params.step, sizeof(StepRecord), thread, kThreads);
   copy_words(&shared.calls[params.first_call & 1], record_address(params, params.first_call), sizeof(CallRecord), thread,
              kThreads);
-  bar_sync(0, kThreads);
+  bar_sync_or(0, kThreads, false);
+  if (!laid_out) return;
+  if (!lay_out_next(shared) && thread == 0) give_up(0, ~0u, 4, shared.step.epoch);
+  bar_sync_or(0, kThreads, false);
+  if (cta_idx() != 0) return;
+  for (int i = thread; i < static_cast<int>(sizeof(StepRecord) / 16); i += kThreads)
+    reinterpret_cast<Word4*>(params.step)[i] = reinterpret_cast<const Word4*>(&shared.step)[i];
 }
 
 // The consumers' walk. The next call's record is fetched while a call runs.

@@ -1,0 +1,111 @@
+// The compare rule of a region's contents between two backends, word by word: equal bits, or a bound. fp32 words may
+// differ by 1e-5 of the region's root mean square: they are sums of at most a few thousand products in fp32 (error
+// about 2^-24 a step, measured below 2e-6) whose order differs. bf16 words are roundings of such sums: at most one unit
+// in the last place, in at most one word of a hundred. Used by tests/gpu/region_harness.h.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "program/layout.h"
+
+namespace monostep::gpu {
+
+using program::Region;
+
+// A word that no call has put.
+inline const float kPoison = std::bit_cast<float>(0x7fc50000u);
+
+inline constexpr double kF32Bound = 1e-5;   // of the root mean square
+inline constexpr double kBF16Share = 0.01;  // of the words
+
+// Words of unlike size (sums of squares beside products, ids beside values) lie in columns with an RMS of their own.
+inline int columns_of(const program::Layout& layout, Region region) {
+  switch (region) {
+    case Region::kAttnMixPart:
+    case Region::kFfnMixPart: return layout.mix_outputs() + 1;
+    case Region::kAttnMixOut:
+    case Region::kFfnMixOut: return layout.mix_outputs();
+    case Region::kEngramDots: return 3;
+    case Region::kMarkovTop: return 2;
+    case Region::kDraft: return 2 * layout.geometry().dspark_block_size;
+    default: return 1;
+  }
+}
+
+enum class WordRule { kBits, kF32, kBF16 };
+inline WordRule rule_of(const program::Layout& layout, Region region, int column) {
+  if (region == Region::kMarkovTop) return column == 1 ? WordRule::kBits : WordRule::kF32;  // value, id
+  if (region == Region::kDraft)  // ids, then confidences
+    return column < layout.geometry().dspark_block_size ? WordRule::kBits : WordRule::kF32;
+  if (program::decl(region).compare == program::Compare::kBits) return WordRule::kBits;
+  return program::decl(region).word == program::Word::kBF16 ? WordRule::kBF16 : WordRule::kF32;
+}
+
+inline bool same_bits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+inline double bf16_ulp(float value) { return std::ldexp(1.0, std::ilogb(value) - 7); }
+
+struct Comparison {
+  std::string text;  // what is wrong; empty: nothing
+  double ratio = 0;  // worst error over its bound
+  int64_t differing = 0;
+  int64_t live = 0;  // words that were put
+};
+
+// The share of the bound that a word's error takes; 0 for equal bits, infinity where no error is allowed.
+inline double error_ratio(WordRule rule, float wanted, float found, double rms) {
+  if (same_bits(wanted, found)) return 0;
+  if (rule == WordRule::kBits || !std::isfinite(wanted) || !std::isfinite(found)) return HUGE_VAL;
+  const double error = std::fabs(static_cast<double>(wanted) - static_cast<double>(found));
+  const double bound = kF32Bound * rms;
+  if (rule == WordRule::kF32) return error / bound;
+  return error / (bf16_ulp(std::max(std::fabs(wanted), std::fabs(found))) + bound);
+}
+
+inline std::vector<double> column_rms(std::span<const float> words, int columns) {
+  std::vector<double> squares(static_cast<size_t>(columns));
+  std::vector<int64_t> counts(squares.size());
+  for (size_t idx = 0; idx < words.size(); ++idx) {
+    if (!std::isfinite(words[idx])) continue;
+    squares[idx % squares.size()] += static_cast<double>(words[idx]) * static_cast<double>(words[idx]);
+    ++counts[idx % squares.size()];
+  }
+  for (size_t column = 0; column < squares.size(); ++column)
+    squares[column] = std::sqrt(squares[column] / static_cast<double>(std::max<int64_t>(counts[column], 1)));
+  return squares;
+}
+
+// Compares a copy of a region with the reference's.
+inline Comparison compare_region(const program::Layout& layout, Region region, std::span<const float> wanted,
+                                 std::span<const float> found) {
+  Comparison out;
+  const int columns = columns_of(layout, region);
+  const std::vector<double> rms = column_rms(wanted, columns);
+  size_t worst = 0;
+  int64_t rounded = 0;
+  for (size_t idx = 0; idx < wanted.size(); ++idx) {
+    const size_t column = idx % rms.size();
+    const WordRule rule = rule_of(layout, region, static_cast<int>(column));
+    const double ratio = error_ratio(rule, wanted[idx], found[idx], rms[column]);
+    if (!same_bits(wanted[idx], kPoison)) ++out.live;
+    if (!same_bits(wanted[idx], found[idx])) ++out.differing;
+    if (ratio > 0 && rule == WordRule::kBF16) ++rounded;
+    if (ratio > out.ratio) {
+      out.ratio = ratio;
+      worst = idx;
+    }
+  }
+  const int64_t most_rounded = std::max<int64_t>(2, static_cast<int64_t>(kBF16Share * static_cast<double>(out.live)));
+  if (out.ratio <= 1 && rounded <= most_rounded) return out;
+  out.text = fmt::format("region {}: {} of {} words differ; the worst is word {}: {} ({:#x}), wanted {} ({:#x})",
+                         program::decl(region).name, out.differing, out.live, worst, found[worst],
+                         std::bit_cast<uint32_t>(found[worst]), wanted[worst], std::bit_cast<uint32_t>(wanted[worst]));
+  return out;
+}
+
+}  // namespace monostep::gpu

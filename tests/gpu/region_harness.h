@@ -1,0 +1,344 @@
+// RegionHarness: a CpuBackend and the emulated ranks of one model, side by side. step() runs a step call by call on
+// both from the CPU's inputs and compares every region that a call writes and the whole pools; on_gpu() makes the
+// backend's own decode() run on the emulated ranks. Pools begin as random bytes, so that a store outside live rows and
+// a read of what nobody wrote show. Used by the tests of the device program.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../cpu/tiny_models.h"
+#include "apps/gpu_mirror.h"
+#include "base/numeric.h"
+#include "emulated_program.h"
+#include "region_compare.h"
+
+namespace monostep::gpu {
+
+inline bool long_tests() { return std::getenv("MONOSTEP_LONG_TESTS") != nullptr; }
+
+struct HarnessOptions {
+  const weights::Checkpoint* checkpoint = &cpu::micro();
+  int tp = 1;
+  int num_ctas = 3;
+  int max_context = cpu::kContext;
+  apps::Cut cut = apps::Cut::kStep;
+  uint64_t order_seed = 0;  // of the emulator
+  int poll_limit = 1 << 22;
+};
+
+// One request of a step.
+struct Ask {
+  int slot = 0;
+  int rows = 1;
+  int num_drafts = 0;
+  bool sample = true;
+  bool draft = true;
+  bool context = true;
+  program::Sampling sampling = {};
+  float forced_acceptance = 0;
+  bool stop_at_draft = false;   // the second draft is a stop token
+  std::vector<int> image_rows;  // of the request's rows
+};
+
+class RegionHarness {
+ public:
+  explicit RegionHarness(const HarnessOptions& options = {}) : options_(options), device_(device_options(options)) {
+    cpu::CpuOptions cpu_options = cpu::small_options();
+    cpu_options.tp = options.tp;
+    cpu_options.max_context = options.max_context;
+    pages_of_slot_ = options.max_context / program::kPageTokens;
+    cpu_options.num_pages = cpu::kSlots * pages_of_slot_ + 2;
+    backend_ = cpu::made_backend(*options.checkpoint, cpu_options);
+    std::vector<std::unique_ptr<Rank>> ranks;
+    for (int rank = 0; rank < options.tp; ++rank) {
+      RankOptions rank_options;
+      rank_options.tp = options.tp;
+      rank_options.rank = rank;
+      rank_options.num_ctas = options.num_ctas;
+      rank_options.num_pages = cpu_options.num_pages;
+      rank_options.num_slots = cpu_options.num_slots;
+      rank_options.max_context = options.max_context;
+      rank_options.poll_limit = options.poll_limit;
+      ranks.push_back(Rank::make(device_, *options.checkpoint, rank_options, emulated_maker()).value());
+    }
+    mirror_ = std::make_unique<apps::GpuMirror>(std::move(ranks), options.cut);
+    if (options.max_context == cpu::kContext) {
+      pages_.assign(cpu::pages_of(0).begin(), cpu::pages_of(0).begin() + cpu::kSlots * pages_of_slot_);
+    } else {
+      for (int page = 0; page < cpu::kSlots * pages_of_slot_; ++page) pages_.push_back(1 + page);
+      std::shuffle(pages_.begin(), pages_.end(), std::mt19937(5));
+    }
+    poison_pools();
+  }
+
+  cpu::CpuBackend& backend() { return *backend_; }
+  cpu::Machine& machine() { return backend_->machine(); }
+  apps::GpuMirror& mirror() { return *mirror_; }
+  EmulatedDevice& device() { return device_; }
+  const model::Geometry& geometry() { return machine().layout().geometry(); }
+  int end_of(int slot) const { return ends_[static_cast<size_t>(slot)]; }
+  const program::StepOutputs& outputs() const { return outputs_; }
+
+  // From now on decode() runs on the emulated ranks.
+  void on_gpu() {
+    backend_->set_runner([this](cpu::Machine& machine, const cpu::CallRange& range) {
+      return mirror_->run(machine, range);
+    });
+  }
+
+  // Prompt rows of a slot, on the CPU alone.
+  void fill(int slot, int count) {
+    while (count > 0) {
+      Ask ask;
+      ask.slot = slot;
+      ask.rows = std::min(count, program::kMaxBand);
+      ask.sample = ask.draft = false;
+      ASSERT_TRUE(backend_->decode(inputs_of({ask})).ok());
+      ends_[static_cast<size_t>(slot)] += ask.rows;
+      count -= ask.rows;
+    }
+  }
+
+  // One step, call by call on both sides.
+  void step(const std::vector<Ask>& asks) {
+    const Status begun = backend_->begin_step(inputs_of(asks));
+    ASSERT_TRUE(begun.ok()) << begun.error().message();
+    const program::Program& program = machine().program();
+    const auto num_calls = static_cast<int>(program.calls.size());
+    const bool head = std::any_of(asks.begin(), asks.end(), [](const Ask& ask) { return ask.sample; });
+    const int context = program.section_begin(program::Section::kContext);
+    const int last = machine().inputs->any_draft()     ? num_calls
+                     : machine().inputs->any_context() ? program.section_begin(program::Section::kDraft)
+                                                       : context;
+    for (int call_idx = 0; call_idx < last; ++call_idx) {
+      const bool in_head = call_idx >= program.section_begin(program::Section::kHead) && call_idx < context;
+      if (head || !in_head) compare_call(call_idx);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    outputs_ = backend_->outputs();
+    commit(asks, head);
+  }
+
+  // One step by decode().
+  void decode(const std::vector<Ask>& asks) {
+    const auto ticket = backend_->decode(inputs_of(asks));
+    ASSERT_TRUE(ticket.ok()) << ticket.error().message();
+    outputs_ = backend_->wait(ticket.value()).value();
+    commit(asks, true);
+  }
+
+  program::StepInputs inputs_of(const std::vector<Ask>& asks) {
+    program::StepInputs inputs;
+    image_values_.clear();
+    for (const Ask& ask : asks) add_request(ask, inputs);
+    inputs.image_rows = image_values_;
+    return inputs;
+  }
+
+  // Words and tags of every region and the pools of every rank, by name.
+  cpu::State snapshot() {
+    cpu::State state;
+    for (size_t rank = 0; rank < machine().ranks.size(); ++rank) {
+      cpu::RankState& from = machine().ranks[rank];
+      const std::string place = " of rank " + std::to_string(rank);
+      for (int idx = 0; idx < program::kNumRegions; ++idx) {
+        const auto region = static_cast<Region>(idx);
+        for (int copy = 0; copy < machine().layout().num_copies(region); ++copy) {
+          const std::string name = cpu::region_name(region) + " " + std::to_string(copy) + place;
+          state[name] = cpu::bytes_of(from.regions->words(region, copy));
+          for (const std::atomic<uint32_t>& tag : from.regions->tags(region, copy))
+            state["tags of " + name] += std::to_string(tag.load()) + " ";
+        }
+      }
+      state["pages" + place] = cpu::bytes_at(from.pools->pages.data(), static_cast<int64_t>(from.pools->pages.size()));
+      state["slots" + place] = cpu::bytes_at(from.pools->slots.data(), static_cast<int64_t>(from.pools->slots.size()));
+    }
+    return state;
+  }
+
+  // Worst error of each region over the bound, and how many words differed.
+  struct Worst {
+    double ratio = 0;
+    int64_t differing = 0;
+    int64_t live = 0;
+  };
+  const std::map<std::string, Worst>& worst() const { return worst_; }
+
+ private:
+  static EmulatedDeviceOptions device_options(const HarnessOptions& options) {
+    EmulatedDeviceOptions out;
+    out.num_sms = options.num_ctas;
+    out.order_seed = options.order_seed;
+    out.total_bytes = int64_t{8} << 30;
+    out.max_turns = 4'000'000'000;
+    return out;
+  }
+
+  // Every page, and the slots that no test of one request takes, hold random bytes; a request's slot begins cleared.
+  void poison_pools() {
+    std::mt19937_64 random(11);
+    for (std::byte& value : machine().ranks[0].pools->pages) value = static_cast<std::byte>(random());
+    for (std::byte& value : machine().ranks[0].pools->slots) value = static_cast<std::byte>(random());
+    for (cpu::RankState& rank : machine().ranks) {
+      rank.pools->pages = machine().ranks[0].pools->pages;
+      rank.pools->slots = machine().ranks[0].pools->slots;
+    }
+    cleared_.assign(cpu::kSlots, false);
+    ends_.assign(cpu::kSlots, 0);
+    next_.assign(cpu::kSlots, {});
+  }
+
+  void add_request(const Ask& ask, program::StepInputs& inputs) {
+    const auto slot = static_cast<size_t>(ask.slot);
+    if (!cleared_[slot]) backend_->clear_slot(ask.slot);
+    cleared_[slot] = true;
+    program::StepRequest& request = inputs.requests.emplace_back();
+    request.state_slot = ask.slot;
+    request.pages = std::span(pages_).subspan(slot * static_cast<size_t>(pages_of_slot_), static_cast<size_t>(pages_of_slot_));
+    request.first_row = static_cast<int>(inputs.rows.size());
+    request.num_rows = ask.rows;
+    request.first_position = ends_[slot];
+    request.num_drafts = ask.num_drafts;
+    request.sample = ask.sample;
+    request.draft = ask.draft;
+    request.context = ask.context;
+    request.sampling = ask.sampling;
+    request.forced_acceptance = ask.forced_acceptance;
+    request.step_counter = static_cast<uint32_t>(ends_[slot]);
+    for (int offset = 0; offset < ask.rows; ++offset) {
+      program::StepRow row;
+      row.position = ends_[slot] + offset;
+      row.token = token_of(slot, offset, row.position);
+      row.request = static_cast<int32_t>(inputs.requests.size()) - 1;
+      row.image = std::find(ask.image_rows.begin(), ask.image_rows.end(), offset) != ask.image_rows.end();
+      row.needs_logits = ask.sample && offset >= ask.rows - 1 - ask.num_drafts;
+      if (row.image) add_image_row(row.position);
+      inputs.rows.push_back(row);
+    }
+    if (ask.stop_at_draft) request.stop_tokens[1] = inputs.rows[inputs.rows.size() - static_cast<size_t>(ask.num_drafts) + 1].token;
+  }
+
+  // What the step before proposed (its last id, then its drafts), else the test's own.
+  int token_of(size_t slot, int offset, int position) {
+    const std::vector<int32_t>& next = next_[slot];
+    if (offset < static_cast<int>(next.size())) return next[static_cast<size_t>(offset)];
+    return (position * 29 + position / 7 * 5 + static_cast<int>(slot) * 31 + 7) % geometry().vocab_size;
+  }
+
+  void add_image_row(int position) {
+    for (int idx = 0; idx < geometry().hidden_size; ++idx)
+      image_values_.push_back(round_bf16(0.05f * static_cast<float>((idx * 37 + position * 11) % 101 - 50)));
+  }
+
+  void commit(const std::vector<Ask>& asks, bool head) {
+    for (size_t idx = 0; idx < asks.size(); ++idx) {
+      const Ask& ask = asks[idx];
+      const auto slot = static_cast<size_t>(ask.slot);
+      const bool sampled = head && ask.sample;
+      const program::RequestOutput& output = outputs_.requests[idx];
+      ends_[slot] += ask.rows - ask.num_drafts + (sampled ? output.num_accepted : 0);
+      next_[slot].clear();
+      if (!sampled || output.tokens.empty()) continue;
+      next_[slot].push_back(output.tokens.back());
+      next_[slot].insert(next_[slot].end(), output.drafts.begin(), output.drafts.end());
+    }
+  }
+
+  using Copy = std::vector<float>;
+  std::vector<Region> written_by(int call_idx) {
+    std::vector<Region> out;
+    for (int idx = 0; idx < program::kNumRegions; ++idx) {
+      const auto region = static_cast<Region>(idx);
+      if ((machine().program().calls[static_cast<size_t>(call_idx)].writes & program::bit(region)) != 0)
+        out.push_back(region);
+    }
+    return out;
+  }
+  std::span<float> words(int rank, Region region, int call_idx) {
+    const int copy = machine().band->copies[static_cast<size_t>(call_idx)][static_cast<size_t>(region)];
+    return machine().ranks[static_cast<size_t>(rank)].regions->words(region, copy);
+  }
+  // kTaps is filled by several calls of a step and keeps what it has.
+  void poison_written(int call_idx) {
+    for (int rank = 0; rank < options_.tp; ++rank) {
+      for (const Region region : written_by(call_idx)) {
+        const std::span<float> all = words(rank, region, call_idx);
+        if (region != Region::kTaps) std::fill(all.begin(), all.end(), kPoison);
+      }
+    }
+  }
+  std::vector<std::map<Region, Copy>> copy_written(int call_idx) {
+    std::vector<std::map<Region, Copy>> out(static_cast<size_t>(options_.tp));
+    for (int rank = 0; rank < options_.tp; ++rank) {
+      for (const Region region : written_by(call_idx)) {
+        const std::span<float> all = words(rank, region, call_idx);
+        out[static_cast<size_t>(rank)][region] = Copy(all.begin(), all.end());
+      }
+    }
+    return out;
+  }
+  std::vector<kv::Pools> pools() {
+    std::vector<kv::Pools> out;
+    for (const cpu::RankState& rank : machine().ranks) out.push_back(*rank.pools);
+    return out;
+  }
+
+  void compare_call(int call_idx) {
+    const std::string where = cpu::call_name(machine().program(), call_idx);
+    const std::vector<kv::Pools> before = pools();
+    poison_written(call_idx);
+    const Status ran = mirror_->run(machine(), {call_idx, call_idx + 1});
+    ASSERT_TRUE(ran.ok()) << where << ": " << ran.error().message();
+    const std::vector<std::map<Region, Copy>> of_gpu = copy_written(call_idx);
+    const std::vector<kv::Pools> gpu_pools = pools();
+    for (size_t rank = 0; rank < before.size(); ++rank) *machine().ranks[rank].pools = before[rank];
+    poison_written(call_idx);
+    const Status reference = backend_->run({call_idx, call_idx + 1});
+    ASSERT_TRUE(reference.ok()) << where << ": " << reference.error().message();
+    for (int rank = 0; rank < options_.tp; ++rank) {
+      const auto rank_idx = static_cast<size_t>(rank);
+      const std::string place = where + " on rank " + std::to_string(rank);
+      for (const auto& [region, copy] : of_gpu[rank_idx]) {
+        const Comparison found = compare_region(machine().layout(), region, words(rank, region, call_idx), copy);
+        EXPECT_EQ(found.text, "") << place;
+        Worst& worst = worst_[cpu::region_name(region)];
+        worst.ratio = std::max(worst.ratio, found.ratio);
+        worst.differing += found.differing;
+        worst.live += found.live;
+      }
+      const kv::Pools& reference_pools = *machine().ranks[rank_idx].pools;
+      EXPECT_EQ(first_difference_of(reference_pools.pages, gpu_pools[rank_idx].pages), -1) << place << ": pages";
+      EXPECT_EQ(first_difference_of(reference_pools.slots, gpu_pools[rank_idx].slots), -1) << place << ": slots";
+    }
+  }
+
+  static int64_t first_difference_of(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+    const auto at = std::mismatch(a.begin(), a.end(), b.begin());
+    return at.first == a.end() ? -1 : at.first - a.begin();
+  }
+
+  HarnessOptions options_;
+  EmulatedDevice device_;
+  int pages_of_slot_ = 0;
+  std::unique_ptr<cpu::CpuBackend> backend_;
+  std::unique_ptr<apps::GpuMirror> mirror_;
+  std::vector<int32_t> pages_;              // [slots][pages of a slot]
+  std::vector<bool> cleared_;               // [slots]
+  std::vector<int> ends_;                   // [slots] committed positions
+  std::vector<std::vector<int32_t>> next_;  // [slots] ids that the next step begins with
+  std::vector<float> image_values_;         // of the step
+  program::StepOutputs outputs_;
+  std::map<std::string, Worst> worst_;
+};
+
+}  // namespace monostep::gpu
