@@ -3,7 +3,9 @@
 # tests/golden/compare.py, mode by mode; the same on wrong weights must fail. Prints one line a comparison; exit code 1 where one
 # does not end as it must. Makes checkpoints by the recipe, unpacks records and writes traces under --work. Called by
 # scripts/test-golden.
-# usage: golden_runs.py --monostep PROGRAM --work FOLDER
+# usage: golden_runs.py --monostep PROGRAM --work FOLDER [--backend cpu|gpu] [--cut step|layer|stage] [--jobs N]
+#                       [--realdims FOLDER]
+# --realdims: also the record case_600 with its bounds.json in FOLDER, which is too large to lie here.
 import argparse
 import concurrent.futures
 import dataclasses
@@ -69,11 +71,37 @@ def run(command):
     return done.returncode, done.stdout + done.stderr
 
 
-def prepare(program, work):
+REALDIMS = tuple(Comparison('realdims', ('case_600',), mode) for mode in ('free', 'decode', 'cached', 'ffn'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    program: pathlib.Path
+    work: pathlib.Path
+    backend: str = 'cpu'
+    cut: str = ''  # empty: the program's choice
+    realdims: pathlib.Path | None = None
+
+    def bounds(self, folder):
+        return (self.realdims if folder == 'realdims' else GOLDEN / folder) / 'bounds.json'
+
+    def launches(self, comparison):
+        """Options of a trace. Ranks of one device take turns, so that there only one cut is."""
+        cut = ['--cut', self.cut] if self.cut and (self.backend == 'cpu' or comparison.tp == 1) else []
+        return ['--backend', self.backend, *cut]
+
+
+def prepare(setting):
     """Checkpoints by the recipe, and the records as they were before packing."""
+    program, work = setting.program, setting.work
     shutil.rmtree(work, ignore_errors=True)
     (work / 'traces').mkdir(parents=True)
-    for name, (geometry, seed) in CHECKPOINTS.items():
+    checkpoints = dict(CHECKPOINTS)
+    if setting.realdims:
+        checkpoints['realdims'] = ('realdims', 1)
+        (work / 'records/realdims').mkdir(parents=True)
+        shutil.copy(setting.realdims / 'case_600.safetensors', work / 'records/realdims')
+    for name, (geometry, seed) in checkpoints.items():
         code, words = run([program, 'make-model', '--geometry', geometry, '--seed', seed, '--out', work / name])
         if code:
             sys.exit(words)
@@ -83,19 +111,20 @@ def prepare(program, work):
         record.write_bytes(lzma.decompress(packed.read_bytes()))
 
 
-def compare(program, work, comparison):
+def compare(setting, comparison):
     """Whether the comparison ended as it must, its line of the table, and the whole text where it did not."""
+    work = setting.work
     checkpoint = comparison.checkpoint or comparison.folder
     pairs, failed = [], ''
     for case in comparison.cases:
         record = work / 'records' / comparison.folder / f'{case}.safetensors'
         out = work / 'traces' / f'{checkpoint}.{case}.{comparison.mode}.tp{comparison.tp}.safetensors'
-        code, words = run([program, 'trace', '--model', work / checkpoint, '--case', record, '--mode', comparison.mode, '--tp',
-                           comparison.tp, '--out', out])
+        code, words = run([setting.program, 'trace', '--model', work / checkpoint, '--case', record, '--mode', comparison.mode,
+                           '--tp', comparison.tp, '--out', out, *setting.launches(comparison)])
         failed += words if code else ''
         pairs += [out, record]
     words = failed or run([sys.executable, GOLDEN / 'compare.py', '--mode', comparison.mode, '--bounds',
-                           GOLDEN / comparison.folder / 'bounds.json', *pairs])[1]
+                           setting.bounds(comparison.folder), *pairs])[1]
     return judge(comparison, words)
 
 
@@ -117,12 +146,19 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--monostep', required=True)
     parser.add_argument('--work', required=True, type=pathlib.Path)
+    parser.add_argument('--backend', choices=('cpu', 'gpu'), default='cpu')
+    parser.add_argument('--cut', choices=('step', 'layer', 'stage'), default='')
+    parser.add_argument('--jobs', type=int, help='comparisons at a time (default: one a core, on the gpu one)')
+    parser.add_argument('--realdims', type=pathlib.Path)
     options = parser.parse_args()
-    prepare(options.monostep, options.work)
+    setting = Setting(options.monostep, options.work, options.backend, options.cut, options.realdims)
+    prepare(setting)
+    jobs = options.jobs or (1 if options.backend == 'gpu' else os.cpu_count())
+    wanted = [*(REALDIMS if options.realdims else ()), *comparisons()]
     print(f'{"records":30} {"mode":7} tp worst/bound  {"quantity":14}')
     num_bad = 0
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as workers:
-        for good, line, words in workers.map(lambda item: compare(options.monostep, options.work, item), comparisons()):
+    with concurrent.futures.ThreadPoolExecutor(jobs) as workers:
+        for good, line, words in workers.map(lambda item: compare(setting, item), wanted):
             print(line, words, sep='\n' if words else '', flush=True)
             num_bad += not good
     print(f'{num_bad} comparisons did not end as they must')

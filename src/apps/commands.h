@@ -16,6 +16,7 @@ void add_trace(CLI::App& root, int* status);
 void add_tokenize(CLI::App& root, int* status);
 void add_plan(CLI::App& root, int* status);
 void add_compile(CLI::App& root, int* status);
+void add_bench(CLI::App& root, int* status);
 void add_inspect(CLI::App& root, int* status);
 void add_make_model(CLI::App& root, int* status);
 

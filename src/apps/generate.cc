@@ -10,11 +10,11 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/generate_backend.h"
 #include "apps/generate_options.h"
 #include "apps/generate_report.h"
 #include "base/integer.h"
 #include "base/mapped_file.h"
-#include "cpu/backend.h"
 #include "engine/engine.h"
 #include "kv/allocator.h"
 #include "model/geometry.h"
@@ -264,24 +264,37 @@ Status print_answers(const GenerateOptions& options, const Collectors& collector
   return {};
 }
 
+BackendOptions backend_options_of(const GenerateOptions& options, const Job& job) {
+  BackendOptions out;
+  out.backend = options.backend;
+  out.mono = options.mono;
+  out.tp = options.tp;
+  out.threads = options.threads;
+  out.num_slots = job.limits.num_slots;
+  out.num_pages = job.limits.num_pages;
+  out.max_context = job.limits.max_context;
+  for (const engine::Request& request : job.requests) {
+    out.prompt_rows += static_cast<int>(std::min<size_t>(request.prompt.size(), program::kMaxBand));
+    out.decode_rows += 1 + request.spec;
+  }
+  out.prompt_rows = std::min(out.prompt_rows, job.limits.chunk);
+  return out;
+}
+
 Status run(GenerateOptions& options) {
   TRY_ASSIGN(const Job job, prepare(options));
+  const BackendOptions backend_options = backend_options_of(options, job);
+  TRY_ASSIGN(BackendChoice choice, choose_backend(backend_options, job.geometry));
   Progress progress;
   const Clock::time_point start = Clock::now();
   progress.show("loading " + job.model_dir.string());
   TRY_ASSIGN(const weights::Checkpoint checkpoint, weights::Checkpoint::open(job.model_dir));
-  cpu::CpuOptions cpu_options;
-  cpu_options.tp = options.tp;
-  if (options.threads) cpu_options.ctas = std::max(1, *options.threads / options.tp);
-  cpu_options.num_slots = job.limits.num_slots;
-  cpu_options.num_pages = job.limits.num_pages;
-  cpu_options.max_context = job.limits.max_context;
-  TRY_ASSIGN(const std::unique_ptr<cpu::CpuBackend> backend, cpu::CpuBackend::make(checkpoint, cpu_options));
-  progress.done(fmt::format("loaded {} in {:.1f} s, backend cpu, tp {}", job.model_dir.string(),
-                            std::chrono::duration<double>(Clock::now() - start).count(), options.tp));
+  TRY_ASSIGN(const ServingBackend serving, make_backend(std::move(choice), backend_options, checkpoint));
+  progress.done(fmt::format("loaded {} in {:.1f} s, backend {}", job.model_dir.string(),
+                            std::chrono::duration<double>(Clock::now() - start).count(), serving.words));
   if (!job.tokenizer && !options.json)
     progress.done("the checkpoint has no tokenizer.json: no text, --json prints ids");
-  engine::Engine engine(job.limits, *backend);
+  engine::Engine engine(job.limits, *serving.backend);
   TRY_ASSIGN(const Collectors collectors, submit_all(engine, job, !options.json && job.requests.size() == 1, progress));
   TRY(run_to_end(engine, collectors, progress));
   return print_answers(options, collectors);

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "gpu/gate.h"
+
 namespace monostep::apps {
 namespace {
 
@@ -90,10 +92,11 @@ Status check_machine(const GenerateOptions& options) {
   if (options.threads && (*options.threads < 1 || *options.threads > kMaxThreads)) {
     return refusal("--threads", fmt::format("{} is not between 1 and {}", *options.threads, kMaxThreads));
   }
-  if (options.backend == "gpu") return Error{Code::kUnavailable, "no usable device", "--backend gpu"};
-  if (options.backend != "auto" && options.backend != "cpu") {
+  if (options.backend != "auto" && options.backend != "cpu" && options.backend != "gpu") {
     return refusal("--backend", fmt::format("\"{}\" is not auto, cpu or gpu", options.backend));
   }
+  TRY(gpu::parse_mono(options.mono));
+  if (options.backend == "cpu" && options.mono == "on") return refusal("--mono", "on needs the gpu, not --backend cpu");
   return {};
 }
 
@@ -120,7 +123,13 @@ void declare_options(CLI::App& command, GenerateOptions& options) {
   command.add_option("--max-model-len", options.max_model_len, "context (default: prompt and generated tokens)");
   command.add_option("--tp,--tensor-parallel-size", options.tp, "ranks, simulated on the cpu")->capture_default_str();
   command.add_option("--threads", options.threads, "threads of the cpu backend (default: the machine's)");
-  command.add_option("--backend", options.backend, "auto, cpu or gpu")->capture_default_str();
+  command.add_option("--backend", options.backend, "auto (the gpu where there is one), cpu or gpu")
+      ->capture_default_str();
+  command
+      .add_option("--mono", options.mono,
+                  "one launch a step on the gpu: auto (where it can), on, or off (one launch a stage)")
+      ->envname("MONOSTEP_MONO")
+      ->capture_default_str();
   command.add_flag("--json", options.json, "print one JSON object a request instead of the text");
 }
 

@@ -25,6 +25,7 @@ struct GenerateOptions {
   std::optional<int> max_model_len;
   std::optional<int> threads;
   std::string backend = "auto";
+  std::string mono = "auto";
   bool ignore_eos = false;
   bool json = false;
 

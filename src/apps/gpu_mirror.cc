@@ -95,7 +95,8 @@ std::set<RegionCopy> copies_read(const program::Layout& layout, const cpu::CallR
       if (writer < 0) continue;
       // The taps are filled by calls of several layers.
       if (writer >= range.first && region != Region::kTaps) continue;
-      out.emplace(region, program::copy_of(program, layout.geometry(), region, program.calls[static_cast<size_t>(writer)]));
+      out.emplace(region,
+                  program::copy_of(program, layout.geometry(), region, program.calls[static_cast<size_t>(writer)]));
     }
   }
   return out;

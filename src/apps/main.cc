@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
     monostep::apps::add_tokenize(root, &status);
     monostep::apps::add_plan(root, &status);
     monostep::apps::add_compile(root, &status);
+    monostep::apps::add_bench(root, &status);
     monostep::apps::add_inspect(root, &status);
     monostep::apps::add_make_model(root, &status);
     try {

@@ -83,8 +83,7 @@ Status run(const Options& options) {
   trace.on_backend = [&](cpu::CpuBackend& backend) -> Status {
     if (device == nullptr) return {};
     TRY_ASSIGN(mirror, GpuMirror::make(*device, checkpoint, backend, cut, program_maker()));
-    backend.set_runner(
-        [&](cpu::Machine& machine, const cpu::CallRange& range) { return mirror->run(machine, range); });
+    backend.set_runner([&](cpu::Machine& machine, const cpu::CallRange& range) { return mirror->run(machine, range); });
     return {};
   };
   TRY_ASSIGN(const cpu::Record result, cpu::run_trace(checkpoint, record, trace));

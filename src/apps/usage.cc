@@ -51,7 +51,8 @@ Error unknown_name(const CLI::App& command, std::string name) {
   const bool is_option = name.starts_with('-');
   if (is_option) name = name.substr(0, name.find('='));
   const std::vector<std::string> names = known_names(command, is_option);
-  const char* kind = is_option ? "option" : command.get_parent() == nullptr ? "subcommand" : "argument";
+  const bool is_subcommand = !is_option && !command.get_subcommands(nullptr).empty();
+  const char* kind = is_option ? "option" : is_subcommand ? "subcommand" : "argument";
   std::string text = fmt::format("unknown {} of {}", kind, command.get_name());
   const auto nearest = std::min_element(names.begin(), names.end(), [&](const auto& left, const auto& right) {
     return edit_distance(name, left) < edit_distance(name, right);
@@ -63,8 +64,9 @@ Error unknown_name(const CLI::App& command, std::string name) {
 }  // namespace
 
 Error usage_error(const CLI::App& root, const CLI::ParseError& refusal) {
-  const std::vector<CLI::App*> chosen = root.get_subcommands();
-  const CLI::App& command = chosen.empty() ? root : *chosen.front();
+  const CLI::App* innermost = &root;
+  while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
+  const CLI::App& command = *innermost;
   const std::vector<std::string> unknown = command.remaining(true);
   if (!unknown.empty()) return unknown_name(command, unknown.front());
   std::string reason = refusal.what();

@@ -83,9 +83,9 @@ std::string call_name(const program::Program& program, int call_idx) {
 
 namespace {
 
-// Whether a granule holds every row ([row][words]), one row (granules [..][row]), or something that not every live row
-// fills.
-enum class Rows { kAll, kOne, kOther };
+// Whether a granule holds every row ([row][words]), one row (granules [..][row]), part of a row (granules [row][..]),
+// or something that not every live row fills.
+enum class Rows { kAll, kOne, kPart, kOther };
 Rows rows_of(Region region) {
   switch (region) {
     case Region::kEngramKvOut:
@@ -106,10 +106,20 @@ Rows rows_of(Region region) {
     case Region::kHeadU: return Rows::kAll;
     case Region::kAttnMixOut:
     case Region::kFfnMixOut:
+    case Region::kQIn:
     case Region::kWindowNew:
     case Region::kAttnOut: return Rows::kOne;
+    case Region::kEngramRowsOut:
+    case Region::kOIn:
+    case Region::kExpertIn: return Rows::kPart;
     default: return Rows::kOther;
   }
+}
+
+// The row of a granule that holds one row or part of one.
+int row_of(const program::Layout& layout, Region region, int granule) {
+  const int rows = layout.rows();
+  return rows_of(region) == Rows::kPart ? granule / (layout.num_granules(region) / rows) : granule % rows;
 }
 
 uint32_t tag_of(const Machine& machine, int call_idx) { return machine.plan().tag(machine.inputs->epoch, call_idx); }
@@ -180,7 +190,7 @@ void ContextBase::check_content(Region region, int granule) {
   const float* words = own.data(region, copy) + granule * granule_words;
   for (const Row& row : rows()) {
     const float* from = layout == Rows::kAll ? words + row.idx * row_words : words;
-    const bool own_granule = layout == Rows::kAll || granule % machine_.layout().rows() == row.idx;
+    const bool own_granule = layout == Rows::kAll || row_of(machine_.layout(), region, granule) == row.idx;
     if (!own_granule || std::none_of(from, from + row_words, [](float word) { return std::isnan(word); })) continue;
     if (machine_.violation.empty()) {
       machine_.violation = "read before its put: " + call_name(machine_.program(), where_.call_idx) + " on rank " +

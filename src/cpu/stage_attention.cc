@@ -1,6 +1,6 @@
 // Stages of the attention site: input projections, queries, new cache rows, attention over window and selected groups,
-// output projections. Tasks: output tiles x K-splits (linears), rows (kKvNew), output groups x rows (kAttend).
-// Formulas: model.md 3.4-3.6.
+// output projections. Tasks: output tiles x K-splits (linears), rows (kQNorm, kKvNew), output groups x rows (kAttend),
+// rows x column chunks (kOSum). Formulas: model.md 3.4-3.6.
 #include <cmath>
 
 #include "base/math.h"
@@ -104,16 +104,28 @@ PartialSums attn_in(const StageContext<S>& ctx, Linear linear) {
 }  // namespace
 
 template <>
+void run_stage(StageContext<Stage::kQNorm>& ctx) {
+  const program::Layout& layout = ctx.layout();
+  const int splits = layout.stage_splits(Stage::kAttnIn, ctx.layer_idx());
+  const int width = ctx.geometry().q_lora_rank;
+  std::vector<float> raw(static_cast<size_t>(width));
+  for (const int task : ctx.tasks()) {
+    if (live_row(ctx.rows(), task) == nullptr) continue;
+    const PartialSums sums = attn_in(ctx, Linear::kWqA);
+    if (!ctx.poll_range<Region::kAttnInPart>(sums.first_tile * splits, ceil_div(width, kTile) * splits)) return;
+    sum_splits(sums, task, 0, raw);
+    round_all(raw);
+    rms_norm(raw, ctx.layer().attn.q_norm, ctx.geometry().rms_norm_eps,
+             ctx.write<Region::kQIn>() + int64_t{task} * width);
+    ctx.put<Region::kQIn>(task);
+  }
+}
+
+template <>
 void run_stage(StageContext<Stage::kQProj>& ctx) {
   const program::Layout& layout = ctx.layout();
-  if (!poll_attn_in(ctx)) return;
-  RowValues queries(used_rows(ctx.rows()), ctx.geometry().q_lora_rank);
-  std::vector<float> raw(static_cast<size_t>(queries.width));
-  for (const Row& row : ctx.rows()) {
-    sum_splits(attn_in(ctx, Linear::kWqA), row.idx, 0, raw);
-    round_all(raw);
-    rms_norm(raw, ctx.layer().attn.q_norm, ctx.geometry().rms_norm_eps, queries.row(row.idx).data());
-  }
+  if (!ctx.poll_rows<Region::kQIn>(ctx.rows())) return;
+  const RowValues queries = rows_at(ctx.read<Region::kQIn>(), used_rows(ctx.rows()), ctx.geometry().q_lora_rank);
   const Activations inputs = quantize(queries.values, queries.width, row_indices(ctx.rows()));
   std::vector<LinearSection> sections = {{&ctx.layer().attn.wq_b, 0}};
   if (ctx.layer().attn.index_wq_b.n > 0) {
@@ -461,22 +473,31 @@ void run_stage(StageContext<Stage::kWoA>& ctx) {
 }
 
 template <>
+void run_stage(StageContext<Stage::kOSum>& ctx) {
+  const program::Layout& layout = ctx.layout();
+  const int splits = layout.stage_splits(Stage::kWoA, ctx.layer_idx());
+  const int width = layout.o_chunk_width();
+  const int tiles = width / kTile;
+  for (const int task : ctx.tasks()) {
+    const program::ItemTask place = program::item_task(layout, ctx.call(), task);
+    if (live_row(ctx.rows(), place.outer) == nullptr) continue;
+    const int first_tile = place.inner * tiles;  // the groups' tiles lie behind each other, and so do their chunks
+    if (!ctx.poll_range<Region::kOaPart>(first_tile * splits, tiles * splits)) return;
+    const std::span<float> sums(ctx.write<Region::kOIn>() + int64_t{task} * width, static_cast<size_t>(width));
+    sum_splits({ctx.read<Region::kOaPart>(), layout.rows(), first_tile, splits}, place.outer, 0, sums);
+    round_all(sums);
+    ctx.put<Region::kOIn>(task);
+  }
+}
+
+template <>
 void run_stage(StageContext<Stage::kWoB>& ctx) {
   const program::Layout& layout = ctx.layout();
-  const int rank_width = ctx.geometry().o_lora_rank;
-  const int groups = layout.shard().num_o_groups;
-  const int splits = layout.stage_splits(Stage::kWoA, ctx.layer_idx());
-  const int tiles = layout.stage_tiles(Stage::kWoA, ctx.layer_idx());
-  if (!ctx.poll_range<Region::kOaPart>(0, groups * tiles * splits)) return;
-  RowValues rows(used_rows(ctx.rows()), groups * rank_width);
+  const int chunks = layout.o_chunks();
   for (const Row& row : ctx.rows()) {
-    for (int group = 0; group < groups; ++group) {
-      const PartialSums sums{ctx.read<Region::kOaPart>(), layout.rows(), group * tiles, splits};
-      sum_splits(sums, row.idx, 0,
-                 rows.row(row.idx).subspan(static_cast<size_t>(group * rank_width), static_cast<size_t>(rank_width)));
-    }
-    round_all(rows.row(row.idx));
+    if (!ctx.poll_range<Region::kOIn>(row.idx * chunks, chunks)) return;
   }
+  const RowValues rows = rows_at(ctx.read<Region::kOIn>(), used_rows(ctx.rows()), chunks * layout.o_chunk_width());
   const Activations inputs = quantize(rows.values, rows.width, row_indices(ctx.rows()));
   const std::vector<int> indices = row_indices(ctx.rows());
   const int hidden_tiles = layout.stage_tiles(Stage::kWoB, ctx.layer_idx());

@@ -67,6 +67,13 @@ struct RowValues {
   }
 };
 
+// Rows [row][width] of a region, up to the last live one, as they lie there.
+inline RowValues rows_at(const float* words, int num_rows, int width) {
+  RowValues out(num_rows, width);
+  std::copy_n(words, out.values.size(), out.values.begin());
+  return out;
+}
+
 // Collapsed inputs [slice][row][width] of the live rows, normed: [row][hidden] bf16.
 RowValues normed_rows(const program::Layout& layout, const float* u, const std::vector<Row>& rows,
                       const std::vector<float>& norm);

@@ -1,6 +1,7 @@
-// Stages of the FFN site: router and shared expert in, routed experts up, all experts down. Tasks: output tiles x
-// K-splits (kFfnIn), distinct expert x tile x split (kExpertUp), output tiles of all experts (kExpertDown). Formulas:
-// model.md 3.7.
+// Stages of the FFN site: router and shared expert in, routed experts up, activations, all experts down. Tasks: output
+// tiles x K-splits (kFfnIn), distinct expert x tile x split (kExpertUp), rows x expert slots (kExpertAct), output tiles
+// of all experts (kExpertDown). Formulas: model.md 3.7.
+#include <array>
 #include <cmath>
 
 #include "base/math.h"
@@ -16,6 +17,14 @@ struct StepRouting {
   std::vector<Routing> rows;  // by region row
   std::vector<int> experts;   // distinct, ascending
 };
+
+template <Stage S>
+bool poll_ffn_in(StageContext<S>& ctx, Linear linear) {
+  const program::Layout& layout = ctx.layout();
+  const int splits = layout.stage_splits(Stage::kFfnIn, ctx.layer_idx());
+  return ctx.template poll_range<Region::kFfnInPart>(layout.first_tile(Stage::kFfnIn, linear, ctx.layer_idx()) * splits,
+                                                     layout.size(linear, ctx.layer_idx()).tiles() * splits);
+}
 
 template <Stage S>
 StepRouting route_rows(const StageContext<S>& ctx) {
@@ -48,12 +57,10 @@ int slot_of(const Routing& routing, int expert) {
   return found == routing.experts.end() ? -1 : static_cast<int>(found - routing.experts.begin());
 }
 
-int most_slots(const model::Geometry& g) { return std::max(g.num_experts_per_tok, g.dspark_num_experts_per_tok); }
-
 // Word offset of (which of w1 and w3, tile x splits + split, row, slot) in kExpertPart.
 int64_t expert_offset(const program::Layout& layout, int which, int tile_split, int row_slot) {
   const int tiles = layout.stage_tiles(Stage::kExpertUp, 0) * layout.stage_splits(Stage::kExpertUp, 0);
-  const int64_t row_slots = int64_t{layout.rows()} * most_slots(layout.geometry());
+  const int64_t row_slots = int64_t{layout.rows()} * layout.expert_slots();
   return ((int64_t{which} * tiles + tile_split) * row_slots + row_slot) * kTile;
 }
 
@@ -114,10 +121,8 @@ void run_stage(StageContext<Stage::kFfnIn>& ctx) {
 template <>
 void run_stage(StageContext<Stage::kExpertUp>& ctx) {
   const program::Layout& layout = ctx.layout();
-  const int in_splits = layout.stage_splits(Stage::kFfnIn, ctx.layer_idx());
-  const int router_tiles = layout.size(Linear::kRouter, ctx.layer_idx()).tiles();
   if (!ctx.poll_range<Region::kFfnU>(0, layout.num_slices())) return;
-  if (!ctx.poll_range<Region::kFfnInPart>(0, router_tiles * in_splits)) return;
+  if (!poll_ffn_in(ctx, Linear::kRouter)) return;
   const StepRouting routing = route_rows(ctx);
   const RowValues rows = normed_rows(layout, ctx.read<Region::kFfnU>(), ctx.rows(), ctx.layer().ffn_norm);
   const Activations inputs = quantize(rows.values, rows.width, row_indices(ctx.rows()));
@@ -139,7 +144,7 @@ void run_stage(StageContext<Stage::kExpertUp>& ctx) {
       multiply_tile(weights, slice_of(weights, part.tile, part.split, splits), inputs, indices, product.data());
       for (const int row_idx : indices) {
         const int row_slot =
-            row_idx * most_slots(ctx.geometry()) + slot_of(routing.rows[static_cast<size_t>(row_idx)], expert);
+            row_idx * layout.expert_slots() + slot_of(routing.rows[static_cast<size_t>(row_idx)], expert);
         std::memcpy(out + expert_offset(layout, which, task % tasks_per_expert, row_slot),
                     product.data() + row_idx * kTile, kTile * sizeof(float));
       }
@@ -164,38 +169,84 @@ void sum_expert(const program::Layout& layout, const float* words, int which, in
   }
 }
 
-// Quantised hidden activations of every (row, slot), the shared expert behind the routed ones: [row x (slots + 1) +
-// slot][width].
-Activations hidden_activations(const StageContext<Stage::kExpertDown>& ctx, const StepRouting& routing) {
+// w1's and w3's products of a row: [2][expert width].
+using UpProducts = std::array<std::vector<float>, 2>;
+
+// Of the shared expert; false when the step was given up.
+bool shared_products(StageContext<Stage::kExpertAct>& ctx, int row_idx, UpProducts& out) {
   const program::Layout& layout = ctx.layout();
-  const int width = layout.shard().expert_width;
-  const int slots = most_slots(ctx.geometry());
-  const int splits = layout.stage_splits(Stage::kExpertUp, ctx.layer_idx());
-  const int in_splits = layout.stage_splits(Stage::kFfnIn, ctx.layer_idx());
-  const auto limit = static_cast<float>(ctx.geometry().swiglu_limit);
-  const float* expert_words = ctx.read<Region::kExpertPart>();
-  const float* in_words = ctx.read<Region::kFfnInPart>();
-  const int shared_tiles[] = {layout.first_tile(Stage::kFfnIn, Linear::kSharedW1, ctx.layer_idx()),
-                              layout.first_tile(Stage::kFfnIn, Linear::kSharedW3, ctx.layer_idx())};
-  RowValues out(used_rows(ctx.rows()) * (slots + 1), width);
-  std::vector<int> live;  // (row, slot) in use
-  std::vector<float> parts[2] = {std::vector<float>(static_cast<size_t>(width)),
-                                 std::vector<float>(static_cast<size_t>(width))};
-  for (const Row& row : ctx.rows()) {
-    const Routing& choice = routing.rows[static_cast<size_t>(row.idx)];
-    for (size_t slot = 0; slot < choice.experts.size(); ++slot) {
-      for (int which = 0; which < 2; ++which) {
-        sum_expert(layout, expert_words, which, row.idx * slots + static_cast<int>(slot), splits, parts[which]);
-      }
-      live.push_back(row.idx * (slots + 1) + static_cast<int>(slot));
-      gated(parts[0], parts[1], choice.weights[slot], limit, out.row(live.back()).data());
-    }
-    for (int which = 0; which < 2; ++which)
-      sum_splits({in_words, layout.rows(), shared_tiles[which], in_splits}, row.idx, 0, parts[which]);
-    live.push_back(row.idx * (slots + 1) + slots);
-    gated(parts[0], parts[1], 1.0f, limit, out.row(live.back()).data());
+  const int splits = layout.stage_splits(Stage::kFfnIn, ctx.layer_idx());
+  for (const Linear linear : {Linear::kSharedW1, Linear::kSharedW3}) {
+    if (!poll_ffn_in(ctx, linear)) return false;
+    const int first_tile = layout.first_tile(Stage::kFfnIn, linear, ctx.layer_idx());
+    sum_splits({ctx.read<Region::kFfnInPart>(), layout.rows(), first_tile, splits}, row_idx, 0,
+               out[linear == Linear::kSharedW1 ? 0 : 1]);
   }
-  return quantize(out.values, width, live);
+  return true;
+}
+
+// Of the expert in a row's slot; false when the step was given up.
+bool routed_products(StageContext<Stage::kExpertAct>& ctx, const StepRouting& routing, const program::ItemTask& place,
+                     UpProducts& out) {
+  const program::Layout& layout = ctx.layout();
+  const int splits = layout.stage_splits(Stage::kExpertUp, ctx.layer_idx());
+  const int tasks_per_expert = layout.stage_tiles(Stage::kExpertUp, ctx.layer_idx()) * splits;
+  const int expert = routing.rows[static_cast<size_t>(place.outer)].experts[static_cast<size_t>(place.inner)];
+  const auto found = std::lower_bound(routing.experts.begin(), routing.experts.end(), expert);
+  const int first_task = static_cast<int>(found - routing.experts.begin()) * tasks_per_expert;
+  if (!ctx.poll_range<Region::kExpertPart>(first_task, tasks_per_expert)) return false;
+  for (int which = 0; which < 2; ++which) {
+    sum_expert(layout, ctx.read<Region::kExpertPart>(), which, place.outer * layout.expert_slots() + place.inner,
+               splits, out[static_cast<size_t>(which)]);
+  }
+  return true;
+}
+
+// Writes the activations of a task, whose slot is in use: [expert width] bf16. False when the step was given up.
+bool activate(StageContext<Stage::kExpertAct>& ctx, const StepRouting& routing, int task) {
+  const program::ItemTask place = program::item_task(ctx.layout(), ctx.call(), task);
+  const bool shared = place.inner == ctx.layout().expert_slots();
+  const auto width = static_cast<size_t>(ctx.layout().shard().expert_width);
+  UpProducts products = {std::vector<float>(width), std::vector<float>(width)};
+  const bool polled =
+      shared ? shared_products(ctx, place.outer, products) : routed_products(ctx, routing, place, products);
+  if (!polled) return false;
+  const Routing& choice = routing.rows[static_cast<size_t>(place.outer)];
+  const float weight = shared ? 1.0f : choice.weights[static_cast<size_t>(place.inner)];
+  float* out = ctx.write<Region::kExpertIn>() + int64_t{task} * ctx.layout().shard().expert_width;
+  gated(products[0], products[1], weight, static_cast<float>(ctx.geometry().swiglu_limit), out);
+  return true;
+}
+
+}  // namespace
+
+template <>
+void run_stage(StageContext<Stage::kExpertAct>& ctx) {
+  const program::Layout& layout = ctx.layout();
+  if (!poll_ffn_in(ctx, Linear::kRouter)) return;
+  const StepRouting routing = route_rows(ctx);
+  const int experts_per_token = ctx.geometry().experts_per_token(ctx.layer_idx());
+  for (const int task : ctx.tasks()) {
+    const program::ItemTask place = program::item_task(layout, ctx.call(), task);
+    const bool used = place.inner < experts_per_token || place.inner == layout.expert_slots();
+    if (!used || live_row(ctx.rows(), place.outer) == nullptr) continue;
+    if (!activate(ctx, routing, task)) return;
+    ctx.put<Region::kExpertIn>(task);
+  }
+}
+
+namespace {
+
+// Granules of kExpertIn in use: each live row's routed slots and its shared one, ascending.
+std::vector<int> used_slots(const StageContext<Stage::kExpertDown>& ctx) {
+  const int slots = ctx.layout().expert_slots();
+  std::vector<int> used;
+  for (const Row& row : ctx.rows()) {
+    const int first = row.idx * (slots + 1);
+    for (int slot = 0; slot < ctx.geometry().experts_per_token(ctx.layer_idx()); ++slot) used.push_back(first + slot);
+    used.push_back(first + slots);
+  }
+  return used;
 }
 
 }  // namespace
@@ -204,15 +255,16 @@ template <>
 void run_stage(StageContext<Stage::kExpertDown>& ctx) {
   const program::Layout& layout = ctx.layout();
   const int layer_idx = ctx.layer_idx();
-  const int slots = most_slots(ctx.geometry());
-  if (!ctx.poll_range<Region::kFfnInPart>(
-          0, layout.stage_tiles(Stage::kFfnIn, layer_idx) * layout.stage_splits(Stage::kFfnIn, layer_idx)))
-    return;
+  const int slots = layout.expert_slots();
+  if (!poll_ffn_in(ctx, Linear::kRouter)) return;
   const StepRouting routing = route_rows(ctx);
-  const int tasks_per_expert =
-      layout.stage_tiles(Stage::kExpertUp, layer_idx) * layout.stage_splits(Stage::kExpertUp, layer_idx);
-  if (!ctx.poll_range<Region::kExpertPart>(0, static_cast<int>(routing.experts.size()) * tasks_per_expert)) return;
-  const Activations hidden = hidden_activations(ctx, routing);
+  const std::vector<int> used = used_slots(ctx);
+  for (const int granule : used) {
+    if (!ctx.poll<Region::kExpertIn>(granule)) return;
+  }
+  const RowValues rows =
+      rows_at(ctx.read<Region::kExpertIn>(), used_rows(ctx.rows()) * (slots + 1), layout.shard().expert_width);
+  const Activations hidden = quantize(rows.values, rows.width, used);
   const int tiles = layout.stage_tiles(Stage::kExpertDown, layer_idx);
   std::vector<float> product(static_cast<size_t>(used_rows(ctx.rows())) * static_cast<size_t>(slots + 1) * kTile);
   float* out = ctx.write<Region::kFfnExchange>();

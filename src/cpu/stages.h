@@ -22,6 +22,8 @@ void run_stage(StageContext<program::Stage::kAttnMix>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kAttnIn>& ctx);
 template <>
+void run_stage(StageContext<program::Stage::kQNorm>& ctx);
+template <>
 void run_stage(StageContext<program::Stage::kQProj>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kKvNew>& ctx);
@@ -34,6 +36,8 @@ void run_stage(StageContext<program::Stage::kAttend>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kWoA>& ctx);
 template <>
+void run_stage(StageContext<program::Stage::kOSum>& ctx);
+template <>
 void run_stage(StageContext<program::Stage::kWoB>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kFfnFold>& ctx);
@@ -43,6 +47,8 @@ template <>
 void run_stage(StageContext<program::Stage::kFfnIn>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kExpertUp>& ctx);
+template <>
+void run_stage(StageContext<program::Stage::kExpertAct>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kExpertDown>& ctx);
 template <>

@@ -82,10 +82,10 @@ Status GpuBackend::await() {
   rank_->abort();
   TRY_ASSIGN(const bool left, idle_by(Clock::now() + options_.watchdog));
   if (!left) {
-    lost_ = Error{Code::kDeviceFailed,
-                  fmt::format("the step is not done after {} ms and does not heed its abort word",
-                              options_.watchdog.count()),
-                  "GPU step"};
+    lost_ = Error{
+        Code::kDeviceFailed,
+        fmt::format("the step is not done after {} ms and does not heed its abort word", options_.watchdog.count()),
+        "GPU step"};
     return *lost_;
   }
   const Status report = rank_->finish();
@@ -118,7 +118,8 @@ Result<StepOutputs> GpuBackend::collect() {
 }
 
 Result<StepOutputs> GpuBackend::wait(program::Ticket ticket) {
-  if (ticket != ticket_ || ticket == 0) return Error{Code::kInvalidArgument, "only the latest step can be waited for", "step"};
+  if (ticket != ticket_ || ticket == 0)
+    return Error{Code::kInvalidArgument, "only the latest step can be waited for", "step"};
   if (!result_) result_ = collect();
   return *result_;
 }

@@ -157,10 +157,8 @@ class Recorder {
       case Stage::kMarkov: own(layer_idx); break;
       case Stage::kEngramFold:
       case Stage::kFold: out.reader_splits = layout_.stage_splits(Stage::kEngramKv, -1); break;
-      case Stage::kQProj:
-        own(layer_idx);
-        add_attn_in_tiles(call, out);
-        break;
+      case Stage::kQProj: own(layer_idx); break;
+      case Stage::kQNorm:
       case Stage::kKvNew: add_attn_in_tiles(call, out); break;
       case Stage::kIndexScore:
         add_attn_in_tiles(call, out);
@@ -168,10 +166,8 @@ class Recorder {
         out.expert_tiles = layout_.stage_splits(Stage::kQProj, call.layer);
         break;
       case Stage::kAttend: out.expert_tiles = layout_.stage_splits(Stage::kQProj, call.layer); break;
-      case Stage::kWoB:
-        own(layer_idx);
-        out.reader_splits = layout_.stage_splits(Stage::kWoA, call.layer);
-        break;
+      case Stage::kWoB: own(layer_idx); break;
+      case Stage::kOSum: out.reader_splits = layout_.stage_splits(Stage::kWoA, call.layer); break;
       case Stage::kExpertUp:
         own(layer_idx);
         add_ffn_in_tiles(call, out);
@@ -179,6 +175,9 @@ class Recorder {
         break;
       case Stage::kExpertDown:
         own(layer_idx);
+        add_ffn_in_tiles(call, out);
+        break;
+      case Stage::kExpertAct:
         add_ffn_in_tiles(call, out);
         out.expert_splits = layout_.stage_splits(Stage::kExpertUp, call.layer);
         out.expert_tiles = layout_.stage_tiles(Stage::kExpertUp, call.layer) * out.expert_splits;

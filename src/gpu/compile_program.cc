@@ -45,7 +45,8 @@ Sources program_sources(const program::Layout& layout, const program::Plan& plan
     SourceFile text{std::string(file.name), std::string(file.text)};
     if (file.name == "gpu/device/step.cu") {
       sources.main = std::move(text);
-    } else if (file.name != "gpu/device/fill.cu" && file.name != "weights/fill_record.h") {
+    } else if (!file.name.ends_with(".cu") && file.name != "weights/fill_record.h" &&
+               file.name != "gpu/device/read_params.h") {
       sources.headers.push_back(std::move(text));
     }
   }
@@ -62,6 +63,22 @@ Sources fill_sources() {
   sources.main = {std::string(main->name), std::string(main->text)};
   sources.headers = standard_headers();
   sources.headers.push_back({std::string(record->name), std::string(record->text)});
+  return sources;
+}
+
+Sources read_sources() {
+  Sources sources;
+  for (const char* name : {"gpu/device/read.cu", "gpu/device/read_params.h", "gpu/device/ptx.h"}) {
+    const EmbeddedFile* file = find_device_source(name);
+    CHECK(file != nullptr, "the sources of the read kernel");
+    SourceFile text{std::string(file->name), std::string(file->text)};
+    if (file->name.ends_with(".cu")) {
+      sources.main = std::move(text);
+    } else {
+      sources.headers.push_back(std::move(text));
+    }
+  }
+  for (SourceFile& header : standard_headers()) sources.headers.push_back(std::move(header));
   return sources;
 }
 

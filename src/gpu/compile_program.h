@@ -22,4 +22,8 @@ CompileOptions program_options();
 inline constexpr const char* kFillKernelName = "monostep_fill";
 Sources fill_sources();
 
+// The kernel that reads memory as fast as the machine can (gpu/read_bandwidth.h).
+inline constexpr const char* kReadKernelName = "monostep_read";
+Sources read_sources();
+
 }  // namespace monostep::gpu

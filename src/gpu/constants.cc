@@ -122,6 +122,7 @@ void add_shape(Header& out, const Layout& layout) {
   out.number("kMaxGroups", layout.max_groups(1));
   out.number("kPageTokens", program::kPageTokens);
   out.number("kHiddenTiles", ceil_div(layout.geometry().hidden_size, program::kTile));
+  out.number("kOChunk", layout.o_chunk_width());
   out.number("kHeadTiles", ceil_div(layout.shard().vocab_rows, program::kTile));
   // Widths of the K slices that tasks take.
   out.number("kHiddenSlice", context_slice(layout));
@@ -217,7 +218,7 @@ int scratch_need(const Layout& layout, const Plan& plan, int task_batch, int pai
   const int whole = std::max(context_slice(layout), std::max(slice_of(layout, Linear::kWoB), slice_of(layout, Linear::kMarkovHead)));
   const int tiles = down_tasks(layout, plan) * program::tiles_per_chunk(layout, Stage::kExpertDown);
   const int fold = rows * (layout.geometry().hc_mult * (layout.slice_width() + 1) + layout.mix_outputs()) * 4;
-  return std::max({linear_scratch(rows, widest), whole_scratch(rows, whole, task_batch),
+  return std::max({linear_scratch(rows, widest), up_scratch(rows, context_slice(layout)), whole_scratch(rows, whole, task_batch),
                    down_scratch(pairs, layout.shard().expert_width, rows, tiles), fold,
                    attention_scratch(layout.geometry()), kMinScratch});
 }

@@ -34,7 +34,7 @@ KernelMaker cuda_maker(std::filesystem::path cache_dir, std::function<void(const
     TRY_ASSIGN(const CachedCubin made,
                cached_compile(program_sources(layout, plan, sizes), program_options(), cache_dir));
     on_program({layout.shape().band, made.from_cache, std::chrono::duration<double>(Clock::now() - start).count(),
-                made.warning});
+                made.warning, static_cast<int64_t>(made.cubin.bytes.size())});
     return device.load(made.cubin.bytes, kKernelName);
   };
 }

@@ -15,6 +15,7 @@ struct MadeProgram {
   bool from_cache = false;
   double seconds = 0;
   std::string warning;  // why the folder could not keep it; empty if it did
+  int64_t cubin_bytes = 0;
 };
 
 // Errors of the maker: kUnavailable where the device is not one that the programs are for, or where there is neither a

@@ -103,9 +103,14 @@ Result<CachedCubin> cached_cubin(const std::filesystem::path& dir, const std::st
 
 Result<CachedCubin> cached_compile(const Sources& sources, const CompileOptions& options,
                                    const std::filesystem::path& dir) {
-  TRY_ASSIGN(const Nvrtc nvrtc, Nvrtc::open());
-  return cached_cubin(dir, program_digest(sources, options, nvrtc.version()),
-                      [&] { return nvrtc.compile(sources, options); });
+  const Result<Nvrtc> nvrtc = Nvrtc::open();
+  const std::string any_compiler = program_digest(sources, options, "any");
+  if (!nvrtc.ok()) return cached_cubin(dir, any_compiler, [&]() -> Result<Cubin> { return nvrtc.error(); });
+  TRY_ASSIGN(CachedCubin made, cached_cubin(dir, program_digest(sources, options, nvrtc->version()),
+                                            [&] { return nvrtc->compile(sources, options); }));
+  // Also for machines without a compiler.
+  TRY(cached_cubin(dir, any_compiler, [&]() -> Result<Cubin> { return made.cubin; }));
+  return made;
 }
 
 }  // namespace monostep::gpu

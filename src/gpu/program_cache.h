@@ -31,7 +31,7 @@ std::string program_digest(const Sources& sources, const CompileOptions& options
 Result<CachedCubin> cached_cubin(const std::filesystem::path& dir, const std::string& digest,
                                  const std::function<Result<Cubin>()>& make);
 
-// The same with NVRTC as the maker.
+// The same with NVRTC as the maker. Where NVRTC is not there, what any version of it has made.
 Result<CachedCubin> cached_compile(const Sources& sources, const CompileOptions& options,
                                    const std::filesystem::path& dir);
 

@@ -96,8 +96,9 @@ Status Rank::place_state() {
   TRY_ASSIGN(outputs_, MappedBuffer::create(device_, 2 * sizeof(StepOutputRecord)));
   std::memset(outputs_.host(), 0, 2 * sizeof(StepOutputRecord));
   params_.outputs = outputs_.ptr();
-  TRY_ASSIGN(report_, MappedBuffer::create(device_, 4096));
-  std::memset(report_.host(), 0, 4096);
+  const int64_t report_bytes = (1 + options_.num_ctas) * static_cast<int64_t>(sizeof(Report));
+  TRY_ASSIGN(report_, MappedBuffer::create(device_, report_bytes));
+  std::memset(report_.host(), 0, static_cast<size_t>(report_bytes));
   model::RopeTables tables = model::rope_tables(geometry_);
   tables.base.insert(tables.base.end(), tables.yarn.begin(), tables.yarn.end());
   TRY(upload_new(device_, bytes_of(tables.base), rope_));
@@ -253,7 +254,9 @@ Status Rank::fill_engram(uint64_t seed, Kernel kernel) {
 }
 
 Status Rank::prepare(int num_rows, int num_requests) {
+  prepared_ = false;
   TRY(band_for(num_rows, num_requests));
+  prepared_ = true;
   return {};
 }
 
@@ -261,7 +264,9 @@ Result<Rank::Band*> Rank::band_for(int num_rows, int num_requests) {
   const program::Shape shape = program::shape_for(geometry_, num_rows, num_requests, options_.max_context);
   size_t band_idx = 0;
   while (program::kBands[band_idx] != shape.band) ++band_idx;
-  if (bands_[band_idx]) return bands_[band_idx].get();
+  for (size_t idx = band_idx; idx < bands_.size() && (prepared_ || idx == band_idx); ++idx) {
+    if (bands_[idx]) return bands_[idx].get();
+  }
   auto band = std::make_unique<Band>(geometry_, shard_, shape, options_.num_ctas);
   TRY_ASSIGN(const DeviceInfo info, device_.info());
   TRY_ASSIGN(band->sizes, program_sizes(band->layout, band->plan, std::min(kSharedLimit, info.max_shared_bytes_per_cta)));
@@ -372,22 +377,27 @@ Status Rank::launch(int first, int last) {
 }
 
 std::string Rank::report_text() const {
-  const auto* report = reinterpret_cast<const Report*>(report_.host());
+  // The CTA that waits in the earliest call names what is missing: all have passed the call that should have put it.
+  const auto* reports = reinterpret_cast<const Report*>(report_.host());
+  const Report* report = nullptr;
+  for (const Report* each = reports + 1; each <= reports + options_.num_ctas; ++each) {
+    if (each->filled == 1 && (report == nullptr || each->call < report->call)) report = each;
+  }
+  if (report == nullptr) return "step given up by the host";
   const auto call_idx = static_cast<size_t>(report->call);
   const program::Call& call = band_->layout.program().calls[call_idx];
   std::string what = "a weight chunk";
-  if (report->pair < ~0u - 1) {
+  if (report->pair != ~0u) {
     for (int idx = 0; idx < program::kNumRegions; ++idx) {
       const auto region = static_cast<program::Region>(idx);
       for (int copy = 0; copy < band_->layout.num_copies(region); ++copy) {
         const int64_t first = band_->plan.region_offset(region, copy) / 8;
         const int64_t at = static_cast<int64_t>(report->pair) - first;
         if (at < 0 || at >= band_->plan.region_bytes(region) / 8) continue;
-        what = fmt::format("region {} copy {} word {}", program::decl(region).name, copy, at);
+        what = fmt::format("region {} copy {}", program::decl(region).name, copy);
+        if (at > 0) what += fmt::format(" word {}", at);  // waits for many words name the copy's first
       }
     }
-  } else if (report->pair == ~0u - 1) {
-    what = "a region";
   } else if (report->wanted == 2) {
     what = "free bytes of the weight ring";
   } else if (report->wanted == 3) {
@@ -402,10 +412,9 @@ std::string Rank::report_text() const {
 
 Status Rank::finish() {
   TRY(device_.synchronize());
-  auto* report = reinterpret_cast<Report*>(report_.host());
-  if (report->abort == 0) return {};
-  const std::string text = report->filled == 1 ? report_text() : "step given up by the host";
-  std::memset(report_.host(), 0, sizeof(Report));
+  if (reinterpret_cast<const Report*>(report_.host())->abort == 0) return {};
+  const std::string text = report_text();
+  std::memset(report_.host(), 0, static_cast<size_t>(report_.num_bytes()));
   return Error{Code::kInternal, text, "GPU step"};
 }
 
@@ -435,6 +444,37 @@ Status Rank::write_pools(const kv::Pools& pools) {
 
 Status Rank::clear_slot(int state_slot) {
   return device_.fill(slots_.ptr() + static_cast<uint64_t>(state_slot * slot_layout_.slot_bytes()), 0, slot_layout_.slot_bytes());
+}
+
+Status Rank::write_page(int32_t page_idx, std::span<const std::byte> bytes) {
+  CHECK(static_cast<int64_t>(bytes.size()) == page_layout_.page_bytes(), "a page of another size");
+  return device_.upload(pages_.ptr() + static_cast<uint64_t>(page_idx * page_layout_.page_bytes()), bytes.data(),
+                        page_layout_.page_bytes());
+}
+
+Status Rank::read_weights(int64_t offset, std::span<std::byte> bytes) {
+  return device_.download(bytes.data(), weights_.ptr() + static_cast<uint64_t>(offset),
+                          static_cast<int64_t>(bytes.size()));
+}
+
+int64_t Rank::pinned_engram_rows() const {
+  int64_t rows = 0;
+  for (size_t idx = 0; idx < geometry_.engram_layer_ids.size(); ++idx) rows += engram_rows(idx);
+  return rows;
+}
+
+MemoryUse Rank::memory() const {
+  MemoryUse use;
+  use.weights = weights_.num_bytes();
+  for (const Buffer* table : {&embed_, &markov_embed_, &classes_, &rope_, &hash_}) use.tables += table->num_bytes();
+  for (const Buffer* pool : {&pages_, &slots_, &page_table_}) use.pools += pool->num_bytes();
+  use.arena = step_.num_bytes() + image_rows_.num_bytes();
+  for (const std::unique_ptr<Band>& band : bands_) {
+    if (band) use.arena += band->calls.num_bytes() + band->arena.num_bytes();
+  }
+  use.pinned = report_.num_bytes() + outputs_.num_bytes();
+  for (const MappedBuffer& table : engram_) use.pinned += table.num_bytes();
+  return use;
 }
 
 }  // namespace monostep::gpu

@@ -38,6 +38,15 @@ using KernelMaker = std::function<Result<Kernel>(Device&, const program::Layout&
 // Makes the kernel that fills synthetic shards (device/fill.cu).
 using FillMaker = std::function<Result<Kernel>(Device&)>;
 
+// Bytes that a rank has allocated.
+struct MemoryUse {
+  int64_t weights = 0;  // packed
+  int64_t tables = 0;   // looked up by id or position, but for Engram's
+  int64_t pools = 0;    // pages, slots, page table
+  int64_t arena = 0;    // regions and records of all bands
+  int64_t pinned = 0;   // of the host: Engram tables and reports
+};
+
 class Rank {
  public:
   // The device must outlive the rank. Errors: kInvalidArgument and kUnsupported by name, and the
@@ -62,7 +71,8 @@ class Rank {
     Buffer arena;
   };
 
-  // Makes what steps of so many rows and requests need, so that the first of them does not wait for it.
+  // Makes the band of steps of so many rows and requests, so that the first of them does not wait for it. From then on
+  // steps take the smallest of the bands made that holds them, and make none where one does.
   Status prepare(int num_rows, int num_requests);
   // Uploads a step. The step's tags carry `epoch`.
   Status begin_step(const program::StepInputs& inputs, uint32_t epoch);
@@ -76,6 +86,8 @@ class Rank {
   Result<program::StepOutputs> previous_outputs(double seconds);
   // Launches calls [first, last) of the step's program; returns before they are done.
   Status launch(int first, int last);
+  // Lets the launches from now on write CallClock[calls][CTAs] at `clocks` (0: off).
+  void set_clocks(DevicePtr clocks) { params_.clocks = clocks; }
   // Waits until all launches are done. Errors: kInternal with the report of a wait that gave up.
   Status finish();
   // Makes running launches give up.
@@ -94,6 +106,11 @@ class Rank {
   Status read_pools(kv::Pools& pools);
   Status write_pools(const kv::Pools& pools);
   Status clear_slot(int state_slot);
+  Status write_page(int32_t page_idx, std::span<const std::byte> bytes);  // [page_bytes]
+  // Bytes of the packed weights from an offset that a ChunkRun names.
+  Status read_weights(int64_t offset, std::span<std::byte> bytes);
+  MemoryUse memory() const;
+  int64_t pinned_engram_rows() const;  // of all Engram layers
 
  private:
   Rank(Device& device, const model::Geometry& geometry, const RankOptions& options, KernelMaker maker);
@@ -121,7 +138,8 @@ class Rank {
   kv::PageLayout page_layout_;
   kv::SlotLayout slot_layout_;
   std::array<std::unique_ptr<Band>, program::kBands.size()> bands_;
-  Band* band_ = nullptr;  // of the step
+  Band* band_ = nullptr;   // of the step
+  bool prepared_ = false;  // prepare() was called
   KernelParams params_ = {};
   struct Going {  // a request of the last step
     int state_slot = -1;

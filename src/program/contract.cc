@@ -43,7 +43,9 @@ unsigned parts_polled(const Call& reader, const model::Role* role, Region region
     case Stage::kIndexScore:
       return region == kQPart ? 2 : region == kAttnInPart ? 0 : kAllParts;  // of the latter: head weights
     case Stage::kAttend: return region == kQPart && selects ? 1 : kAllParts;
-    case Stage::kExpertUp: return region == kFfnInPart ? 0 : kAllParts;  // the router only
+    case Stage::kQNorm: return 0;  // wq_a only
+    case Stage::kExpertUp:
+    case Stage::kExpertDown: return region == kFfnInPart ? 0 : kAllParts;  // the router only
     case Stage::kEngramFold:
     case Stage::kFold: return region == kEngramKvOut ? 0 : kAllParts;  // keys only, value only
     default: return kAllParts;

@@ -9,7 +9,8 @@ namespace monostep::program {
 namespace {
 
 constexpr int kGroup = 32;
-constexpr int kMaxSlice = 40;  // columns of a fold's slice: 128 slices of the released width on 132 SMs
+constexpr int kMaxOChunk = 256;  // columns that a task of kOSum sums
+constexpr int kMaxSlice = 40;    // columns of a fold's slice: 128 slices of the released width on 132 SMs
 
 int widest_slice(int hidden_size) {
   for (int width = kMaxSlice; width > 8; width -= 8) {
@@ -132,6 +133,12 @@ int Layout::max_distinct_experts(int layer_idx) const {
   return std::min(geometry_.num_experts(layer_idx), rows * geometry_.experts_per_token(layer_idx));
 }
 
+int Layout::o_chunk_width() const {
+  int width = kMaxOChunk;
+  while (geometry_.o_lora_rank % width != 0) width /= 2;
+  return width;
+}
+
 int Layout::score_chunks(int layer_idx) const {
   return ceil_div(max_groups(program_.roles[static_cast<size_t>(layer_idx)].ratio), kScoreChunk);
 }
@@ -146,6 +153,7 @@ int Layout::num_tasks(const Call& call) const {
     case Stage::kEngramRows: return rows * geometry_.num_engram_columns();
     case Stage::kAttnMix:
     case Stage::kFfnMix:
+    case Stage::kQNorm:
     case Stage::kKvNew:
     case Stage::kIndexSelect:
     case Stage::kSample: return rows;
@@ -156,6 +164,8 @@ int Layout::num_tasks(const Call& call) const {
     case Stage::kExpertUp:
       return max_distinct_experts(call.layer) * stage_tiles(call.stage, call.layer) *
              stage_splits(call.stage, call.layer);
+    case Stage::kOSum: return rows * o_chunks();
+    case Stage::kExpertAct: return rows * (expert_slots() + 1);
     case Stage::kVerdict:
     case Stage::kDraftOut: return shape_.max_requests;
     case Stage::kContextProj:
@@ -198,6 +208,7 @@ int Layout::num_granules(Region region) const {
     case Region::kTaps: return g.num_taps() * num_slices();
     case Region::kAttnMixOut:
     case Region::kFfnMixOut:
+    case Region::kQIn:
     case Region::kWindowNew:
     case Region::kCompressedNew:
     case Region::kIndexKeyNew:
@@ -209,11 +220,13 @@ int Layout::num_granules(Region region) const {
     case Region::kQPart: return tiles_and_splits(Stage::kQProj);
     case Region::kAttnOut: return shard_.num_o_groups * rows_;
     case Region::kOaPart: return shard_.num_o_groups * stage_tiles(Stage::kWoA, 0) * stage_splits(Stage::kWoA, 0);
+    case Region::kOIn: return rows_ * o_chunks();
     case Region::kAttnExchange: return shard_.tp * stage_tiles(Stage::kWoB, 0);
     case Region::kFfnInPart: return tiles_and_splits(Stage::kFfnIn);
     case Region::kExpertPart:
       return max_over_layers(layers, [&](int l) { return max_distinct_experts(l); }) *
              tiles_and_splits(Stage::kExpertUp);
+    case Region::kExpertIn: return rows_ * (expert_slots() + 1);
     case Region::kFfnExchange: return shard_.tp * stage_tiles(Stage::kExpertDown, 0);
     case Region::kLogits: return shard_.tp * stage_tiles(Stage::kHead, 0);
     case Region::kVerdictOut:
@@ -246,6 +259,7 @@ int64_t Layout::region_words(Region region) const {
     case Region::kFfnMixPart: return granules * rows * (mix_outputs() + 1);
     case Region::kAttnMixOut:
     case Region::kFfnMixOut: return rows * mix_outputs();
+    case Region::kQIn: return rows * g.q_lora_rank;
     case Region::kWindowNew:
     case Region::kCompressedNew: return rows * g.head_dim;
     case Region::kIndexKeyNew: return rows * g.index_head_dim;
@@ -253,11 +267,12 @@ int64_t Layout::region_words(Region region) const {
     case Region::kTopk: return rows * g.index_topk;
     case Region::kCandidates: return rows * std::max(g.candidate_topk_blocks, 1);
     case Region::kAttnOut: return rows * shard_.num_heads * g.head_dim;
+    case Region::kOIn: return granules * o_chunk_width();
     case Region::kExpertPart: {
-      const int slots = std::max(g.num_experts_per_tok, g.dspark_num_experts_per_tok);
       const int tiles = stage_tiles(Stage::kExpertUp, 0) * stage_splits(Stage::kExpertUp, 0);
-      return int64_t{2} * tiles * rows * slots * kTile;
+      return int64_t{2} * tiles * rows * expert_slots() * kTile;
     }
+    case Region::kExpertIn: return granules * shard_.expert_width;
     case Region::kSampled: return rows;
     case Region::kVerdictOut: return granules * (g.dspark_block_size + 4);
     case Region::kContextNewOut: return granules * g.head_dim;

@@ -3,6 +3,7 @@
 // backends and the plan.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -100,6 +101,10 @@ class Layout {
   }
 
   int max_distinct_experts(int layer_idx) const;  // experts that the rows of a step can touch
+  // Places of a row's experts in kExpertPart and kExpertIn (the latter holds the shared expert behind them).
+  int expert_slots() const { return std::max(geometry_.num_experts_per_tok, geometry_.dspark_num_experts_per_tok); }
+  int o_chunk_width() const;  // columns of wo_a's outputs that a task of kOSum sums; a chunk lies in one output group
+  int o_chunks() const { return shard_.num_o_groups * (geometry_.o_lora_rank / o_chunk_width()); }  // of a row
   int heads_per_group() const { return geometry_.num_attention_heads / geometry_.o_groups; }
   int max_groups(int ratio) const { return shape_.max_context / ratio; }
   int score_chunks(int layer_idx) const;

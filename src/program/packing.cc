@@ -24,6 +24,7 @@ class Lister {
       case Stage::kFold: fold(); break;
       case Stage::kAttnMix: mix("hc_attn"); break;
       case Stage::kAttnIn: attn_in(); break;
+      case Stage::kQNorm: vector("attn.q_norm.weight", Storage::kBf16, geometry_.q_lora_rank); break;
       case Stage::kQProj: q_proj(); break;
       case Stage::kKvNew: kv_new(); break;
       case Stage::kAttend:
@@ -116,7 +117,6 @@ class Lister {
   }
   void q_proj() {
     const Geometry& g = geometry_;
-    vector("attn.q_norm.weight", Storage::kBf16, g.q_lora_rank);
     linear("attn.wq_b", Storage::kFp8, q_width(), g.q_lora_rank, Split::kRows);
     if (role().mode == model::Mode::kFull || role().mode == model::Mode::kReindex) {
       linear("attn.indexer.wq_b", Storage::kFp8, int64_t{g.index_n_heads} * g.index_head_dim, g.q_lora_rank);

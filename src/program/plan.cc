@@ -78,6 +78,8 @@ ItemTask item_task(const Layout& layout, const Call& call, int task) {
       const int columns = layout.geometry().num_engram_columns();
       return {task / columns, task % columns};
     }
+    case Stage::kOSum: return {task / layout.o_chunks(), task % layout.o_chunks()};
+    case Stage::kExpertAct: return {task / (layout.expert_slots() + 1), task % (layout.expert_slots() + 1)};
     case Stage::kAttend:
     case Stage::kContextNew: return {task / rows, task % rows};
     case Stage::kIndexScore: {

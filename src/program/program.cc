@@ -59,13 +59,15 @@ class Builder {
     add(Stage::kFfnMix, layer_idx, section, set_of(kFfnMixPart));
     add(Stage::kFfnIn, layer_idx, section, set_of(kFfnU));
     add(Stage::kExpertUp, layer_idx, section, set_of(kFfnU, kFfnInPart));
-    add(Stage::kExpertDown, layer_idx, section, set_of(kFfnInPart, kExpertPart));
+    add(Stage::kExpertAct, layer_idx, section, set_of(kFfnInPart, kExpertPart));
+    add(Stage::kExpertDown, layer_idx, section, set_of(kFfnInPart, kExpertIn));
   }
 
   void add_attention(int layer_idx, const model::Role& role, Section section) {
     const bool full = role.mode == model::Mode::kFull;
     add(Stage::kAttnIn, layer_idx, section, set_of(kAttnU));
-    add(Stage::kQProj, layer_idx, section, set_of(kAttnInPart));
+    add(Stage::kQNorm, layer_idx, section, set_of(kAttnInPart));
+    add(Stage::kQProj, layer_idx, section, set_of(kQIn));
     const RegionSet positions = role.draft ? set_of(kVerdictOut) : 0;
     add(Stage::kKvNew, layer_idx, section, set_of(kAttnInPart) | positions,
         full ? set_of(kWindowNew, kCompressedNew, kIndexKeyNew) : set_of(kWindowNew));
@@ -80,7 +82,8 @@ class Builder {
     if (role.draft) reads |= set_of(kContextNewOut) | positions;
     add(Stage::kAttend, layer_idx, section, reads);
     add(Stage::kWoA, layer_idx, section, set_of(kAttnOut));
-    add(Stage::kWoB, layer_idx, section, set_of(kOaPart));
+    add(Stage::kOSum, layer_idx, section, set_of(kOaPart));
+    add(Stage::kWoB, layer_idx, section, set_of(kOIn));
   }
 
   void add_head(Section section) {

@@ -17,17 +17,20 @@ enum class Stage : uint8_t {
   kFold,         // layer start: streams (after the FFN's expand, or after Engram), collapsed input, mHC partials, tap
   kAttnMix,      // finishes the mHC coefficients of the attention site (off the critical path)
   kAttnIn,       // wq_a | wkv | compressor wkv | compressor wgate | weights_proj
+  kQNorm,        // query latents of a row: K slices summed, normed
   kQProj,        // wq_b | indexer wq_b
   kKvNew,        // window row, compressed row and index key of each row; writes rings, pages and pending rows
   kIndexScore,   // index scores of a request's rows over the visible groups
   kIndexSelect,  // top-k groups of a row, and the kept candidates at the candidate source
   kAttend,       // attention over window and selected groups, inverse RoPE
   kWoA,          // grouped output projection
+  kOSum,         // some of a row's columns of wo_a: K slices summed
   kWoB,          // its second half; partial sums pushed to all ranks (exchange)
   kFfnFold,      // attention exchange + streams -> streams between the sites, collapsed input, mHC partials
   kFfnMix,       // finishes the mHC coefficients of the FFN site (off the critical path)
   kFfnIn,        // router | shared w1 | shared w3
   kExpertUp,     // routed w1 and w3 of the selected experts
+  kExpertAct,    // gated activations of a row and expert slot: K slices summed
   kExpertDown,   // routed w2 ascending, then shared w2; partial sums pushed to all ranks (exchange)
   kHeadFold,     // last FFN exchange + streams -> collapsed hidden of the head
   kHead,         // vocabulary rows of a rank; the target's logits are pushed to all
@@ -52,6 +55,7 @@ enum class Region : uint8_t {
   kAttnMixOut,     // pre, post, comb of the attention site
   kTaps,           // DSpark inputs
   kAttnInPart,     // partial sums of kAttnIn's linears
+  kQIn,            // normed query latents
   kQPart,          // partial sums of kQProj's linears
   kWindowNew,      // window KV rows of this step
   kCompressedNew,  // compressed KV rows closed in this step
@@ -61,6 +65,7 @@ enum class Region : uint8_t {
   kCandidates,     // kept candidate groups of groups, ascending, -1 behind
   kAttnOut,        // attention output of each head
   kOaPart,         // partial sums of wo_a
+  kOIn,            // outputs of wo_a
   kAttnExchange,   // wo_b partial sums of every rank
   kFfnStreams,     // streams between the sites
   kFfnU,           // collapsed input of the FFN site, before the norm
@@ -68,6 +73,7 @@ enum class Region : uint8_t {
   kFfnMixOut,      // pre, post, comb of the FFN site
   kFfnInPart,      // partial sums of kFfnIn's linears
   kExpertPart,     // partial sums of w1 and w3 of each row's selected experts
+  kExpertIn,       // gated activations of each row's selected experts and of the shared one
   kFfnExchange,    // expert and shared partial sums of every rank
   kHeadU,          // collapsed hidden before the final norm
   kLogits,         // logits
@@ -141,6 +147,7 @@ constexpr std::array<RegionDecl, kNumRegions> region_table() {
   set(kAttnMixOut, {S::kAttnMix, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "attn_mix"});
   set(kTaps, {S::kFold, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kOne, "taps"});
   set(kAttnInPart, {S::kAttnIn, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "attn_in_part"});
+  set(kQIn, {S::kQNorm, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "q_in"});
   set(kQPart, {S::kQProj, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "q_part"});
   set(kWindowNew, {S::kKvNew, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "window_new"});
   set(kCompressedNew, {S::kKvNew, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kOwner, "compressed_new"});
@@ -150,6 +157,7 @@ constexpr std::array<RegionDecl, kNumRegions> region_table() {
   set(kCandidates, {S::kIndexSelect, Scope::kRank, Word::kI32, Compare::kBits, Copies::kOne, "candidates"});
   set(kAttnOut, {S::kAttend, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "attn_out"});
   set(kOaPart, {S::kWoA, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "o_a_part"});
+  set(kOIn, {S::kOSum, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "o_in"});
   set(kAttnExchange, {S::kWoB, Scope::kAllRanks, Word::kF32, Compare::kBound, Copies::kParity, "attn_exchange"});
   set(kFfnStreams, {S::kFfnFold, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "ffn_streams"});
   set(kFfnU, {S::kFfnFold, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "ffn_u"});
@@ -157,6 +165,7 @@ constexpr std::array<RegionDecl, kNumRegions> region_table() {
   set(kFfnMixOut, {S::kFfnMix, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "ffn_mix"});
   set(kFfnInPart, {S::kFfnIn, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "ffn_in_part"});
   set(kExpertPart, {S::kExpertUp, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "expert_part"});
+  set(kExpertIn, {S::kExpertAct, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "expert_in"});
   set(kFfnExchange, {S::kExpertDown, Scope::kAllRanks, Word::kF32, Compare::kBound, Copies::kParity, "ffn_exchange"});
   set(kHeadU, {S::kHeadFold, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kSection, "head_u"});
   set(kLogits, {S::kHead, Scope::kAllRanks, Word::kF32, Compare::kBound, Copies::kSection, "logits"});
@@ -184,7 +193,8 @@ constexpr std::array<StageDecl, kNumStages> stage_table() {
                  set_of(kFfnMixOut, kEngramDots, kVerdictOut), set_of(kStreams, kAttnU, kAttnMixPart, kTaps), "fold"});
   set(S::kAttnMix, {set_of(kAttnMixPart), set_of(kAttnMixPart), set_of(kAttnMixOut), "attn_mix"});
   set(S::kAttnIn, {set_of(kAttnU), set_of(kAttnU), set_of(kAttnInPart), "attn_in"});
-  set(S::kQProj, {set_of(kAttnInPart), set_of(kAttnInPart), set_of(kQPart), "q_proj"});
+  set(S::kQNorm, {set_of(kAttnInPart), 0, set_of(kQIn), "q_norm"});
+  set(S::kQProj, {set_of(kQIn), set_of(kQIn), set_of(kQPart), "q_proj"});
   set(S::kKvNew, {set_of(kAttnInPart, kVerdictOut), set_of(kAttnInPart),
                   set_of(kWindowNew, kCompressedNew, kIndexKeyNew), "kv_new"});
   set(S::kIndexScore,
@@ -193,14 +203,15 @@ constexpr std::array<StageDecl, kNumStages> stage_table() {
   set(S::kAttend, {set_of(kQPart, kWindowNew, kCompressedNew, kTopk, kContextNewOut, kVerdictOut), set_of(kWindowNew),
                    set_of(kAttnOut), "attend"});
   set(S::kWoA, {set_of(kAttnOut), 0, set_of(kOaPart), "wo_a"});
-  set(S::kWoB, {set_of(kOaPart), set_of(kOaPart), set_of(kAttnExchange), "wo_b"});
+  set(S::kOSum, {set_of(kOaPart), 0, set_of(kOIn), "o_sum"});
+  set(S::kWoB, {set_of(kOIn), set_of(kOIn), set_of(kAttnExchange), "wo_b"});
   set(S::kFfnFold, {set_of(kAttnExchange, kStreams, kAttnMixOut), set_of(kAttnMixOut),
                     set_of(kFfnStreams, kFfnU, kFfnMixPart), "ffn_fold"});
   set(S::kFfnMix, {set_of(kFfnMixPart), set_of(kFfnMixPart), set_of(kFfnMixOut), "ffn_mix"});
   set(S::kFfnIn, {set_of(kFfnU), set_of(kFfnU), set_of(kFfnInPart), "ffn_in"});
   set(S::kExpertUp, {set_of(kFfnU, kFfnInPart), set_of(kFfnU), set_of(kExpertPart), "expert_up"});
-  set(S::kExpertDown,
-      {set_of(kFfnInPart, kExpertPart), set_of(kFfnInPart, kExpertPart), set_of(kFfnExchange), "expert_down"});
+  set(S::kExpertAct, {set_of(kFfnInPart, kExpertPart), 0, set_of(kExpertIn), "expert_act"});
+  set(S::kExpertDown, {set_of(kFfnInPart, kExpertIn), set_of(kExpertIn), set_of(kFfnExchange), "expert_down"});
   set(S::kHeadFold, {set_of(kFfnExchange, kFfnStreams, kFfnMixOut), set_of(kFfnMixOut), set_of(kHeadU), "head_fold"});
   set(S::kHead, {set_of(kHeadU), set_of(kHeadU), set_of(kLogits), "head"});
   set(S::kSample, {set_of(kLogits), set_of(kLogits), set_of(kSampled), "sample"});

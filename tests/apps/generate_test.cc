@@ -10,6 +10,7 @@
 #include <sstream>
 #include <vector>
 
+#include "gpu/cuda_device.h"
 #include "program.h"
 
 namespace monostep::apps {
@@ -210,12 +211,15 @@ TEST_F(Generate, wrong_options_are_refused_by_name) {
       {"--chunk", "49"},
       {"--threads", "0"},
       {"--backend", "tpu"},
+      {"--mono", "maybe"},
       {"--max-model-len", "0"},
       {"--max-model-len", "100000000"},
       {"--no-such-option", "1"},
   };
   for (const auto& [option, value] : wrong) expect_refused("--prompt x " + option + " " + value, option);
   expect_refused("--prompt x --spec 1 --acceptance-length 3", "--acceptance-length");
+  expect_refused("--prompt x --backend cpu --mono on", "--mono");
+  expect_refused("--prompt x --backend gpu --tp 2", "--tp");
   expect_refused("--prompt x --acceptance-length 2 --confidence-threshold 0.5", "--acceptance-length");
 }
 
@@ -226,7 +230,16 @@ TEST_F(Generate, an_option_is_refused_even_where_the_model_is_missing) {
 }
 
 TEST_F(Generate, a_missing_device_has_its_own_exit_code) {
+  if (gpu::CudaDevice::open(0).ok()) GTEST_SKIP() << "this machine has a device";
   expect_refused("--prompt x --backend gpu", "no usable device", 4);
+  expect_refused("--prompt x --mono on", "no usable device", 4);
+}
+
+TEST_F(Generate, the_backend_and_why_it_was_taken_are_said) {
+  EXPECT_NE(run("--prompt x --max-tokens 1 --backend cpu").err.find("backend cpu, tp 1\n"), std::string::npos);
+  if (gpu::CudaDevice::open(0).ok()) GTEST_SKIP() << "this machine has a device";
+  const ProgramRun done = run("--prompt x --max-tokens 1");
+  EXPECT_NE(done.err.find("backend cpu, tp 1 (no usable device: "), std::string::npos) << done.err;
 }
 
 TEST_F(Generate, without_model_it_takes_models_default_above_the_working_directory) {

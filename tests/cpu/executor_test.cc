@@ -249,11 +249,11 @@ TEST(Executor, a_reader_of_an_older_layers_content_never_passes_unseen) {
     EXPECT_TRUE(backend->begin_step(step_of({{0, prompt(9, 1)}})).ok());
     const program::Program& program = backend->machine().program();
     Band& band = *backend->machine().band;
-    band.writers[static_cast<size_t>(program.find(Stage::kQProj, 3))][static_cast<size_t>(Region::kAttnInPart)] =
+    band.writers[static_cast<size_t>(program.find(Stage::kQNorm, 3))][static_cast<size_t>(Region::kAttnInPart)] =
         program.find(Stage::kAttnIn, 1);
     const Status status = backend->run({0, program.section_begin(Section::kContext)});
     if (!status.ok()) {
-      EXPECT_NE(status.error().message().find("q_proj layer 3"), std::string::npos) << status.error().message();
+      EXPECT_NE(status.error().message().find("q_norm layer 3"), std::string::npos) << status.error().message();
       EXPECT_NE(status.error().message().find("attn_in_part"), std::string::npos) << status.error().message();
       ++num_reported;
       continue;
@@ -276,8 +276,8 @@ TEST(Executor, a_writer_that_puts_into_the_wrong_parity_is_reported) {
 
 TEST(Executor, a_call_that_does_not_wait_is_reported_by_name) {
   Faulty faulty;
-  for (const Stage stage :
-       {Stage::kFold, Stage::kAttnMix, Stage::kQProj, Stage::kWoB, Stage::kFfnFold, Stage::kFfnMix}) {
+  for (const Stage stage : {Stage::kFold, Stage::kAttnMix, Stage::kQNorm, Stage::kQProj, Stage::kOSum, Stage::kWoB,
+                            Stage::kFfnFold, Stage::kFfnMix, Stage::kExpertAct}) {
     const int call_idx = faulty.find(stage, 2);
     std::string text;  // an order in which nothing was late has nothing to report; each run takes another order
     for (int attempt = 0; attempt < 40 && text.empty(); ++attempt) {

@@ -181,7 +181,7 @@ TEST_F(Context, a_poll_wants_the_tag_of_this_step_and_of_the_serving_call) {
 TEST_F(Context, a_poll_of_a_range_stops_at_the_first_missing_granule) {
   auto writer = context<Stage::kAttnIn>(1, 0);
   for (const int granule : {0, 1, 3}) writer.put<Region::kAttnInPart>(granule);
-  auto reader = context<Stage::kQProj>(1, 0);
+  auto reader = context<Stage::kQNorm>(1, 0);
   EXPECT_TRUE(reader.poll_range<Region::kAttnInPart>(0, 2));
   EXPECT_FALSE(reader.poll_range<Region::kAttnInPart>(0, 4));
 }

@@ -247,6 +247,57 @@ TEST(StageAttention, new_cache_rows_follow_the_formulas) {
   }
 }
 
+// Tags of a region behind its call: only granules of live rows carry that of the step.
+std::vector<int> put_granules(CpuBackend& backend, Region region, Stage writer, int layer_idx) {
+  Machine& machine = backend.machine();
+  const int call_idx = machine.program().find(writer, layer_idx);
+  const int copy = machine.band->copies[static_cast<size_t>(call_idx)][static_cast<size_t>(region)];
+  const uint32_t tag = machine.plan().tag(machine.inputs->epoch, call_idx);
+  std::vector<int> put;
+  for (int granule = 0; granule < machine.layout().num_granules(region); ++granule) {
+    if (machine.ranks[0].regions->tag(region, copy, granule) == tag) put.push_back(granule);
+  }
+  return put;
+}
+
+TEST(StageAttention, query_latents_are_summed_rounded_and_normed_once) {
+  const auto backend = made_backend(wide(), small_options());
+  Walk walk(*backend, step_of({{0, prompt(5)}}));
+  walk.through(Stage::kQNorm, 0);
+  const program::Layout& layout = backend->machine().layout();
+  const model::Geometry& g = layout.geometry();
+  const int splits = layout.stage_splits(Stage::kAttnIn, 0);
+  ASSERT_GT(splits, 1);
+  const float* parts = walk.region(Region::kAttnInPart, Stage::kAttnIn, 0);
+  const Dense weight = dense(wide(), "layers.0.attn.q_norm.weight");
+  const std::vector<float> norm(weight.values.begin(), weight.values.end());
+  for (int row = 0; row < 5; ++row) {
+    std::vector<float> raw(norm.size()), wanted(norm.size());
+    for (size_t n = 0; n < raw.size(); ++n) {
+      for (int split = 0; split < splits; ++split) {
+        const int granule = static_cast<int>(n) / kTile * splits + split;
+        const float part = parts[(int64_t{granule} * layout.rows() + row) * kTile + static_cast<int>(n) % kTile];
+        raw[n] = split == 0 ? part : raw[n] + part;
+      }
+      raw[n] = round_bf16(raw[n]);
+    }
+    rms_norm(raw, norm, g.rms_norm_eps, wanted.data());
+    EXPECT_EQ(row_at(walk.region(Region::kQIn, Stage::kQNorm, 0), row, g.q_lora_rank), wanted) << row;
+  }
+}
+
+TEST(StageAttention, finished_rows_are_put_for_live_rows_alone) {
+  const auto backend = made_backend(micro(), small_options());
+  Walk walk(*backend, step_of({{0, prompt(3)}}));
+  walk.through(Stage::kOSum, 0);
+  EXPECT_EQ(put_granules(*backend, Region::kQIn, Stage::kQNorm, 0), (std::vector<int>{0, 1, 2}));
+  const int chunks = backend->machine().layout().o_chunks();
+  ASSERT_GT(chunks, 1);
+  std::vector<int> wanted(static_cast<size_t>(3 * chunks));
+  std::iota(wanted.begin(), wanted.end(), 0);
+  EXPECT_EQ(put_granules(*backend, Region::kOIn, Stage::kOSum, 0), wanted);
+}
+
 TEST(StageAttention, output_projections_add_up_over_groups_and_ranks) {
   for (const int tp : {1, 2}) {
     CpuOptions options = small_options();
@@ -270,6 +321,12 @@ TEST(StageAttention, output_projections_add_up_over_groups_and_ranks) {
           for (int k = 0; k < width; ++k) sum += wo_a.row(n)[static_cast<size_t>(k)] * x[static_cast<size_t>(k)];
           middle.push_back(sum);
         }
+      }
+      for (int rank = 0; rank < tp; ++rank) {
+        const int share = groups * g.o_lora_rank;
+        const auto from = middle.begin() + int64_t{rank} * share;
+        const std::vector<float> finished = row_at(walk.region(Region::kOIn, Stage::kOSum, 0, rank), row, share);
+        EXPECT_LT(relative_error(finished, rounded(std::vector<double>(from, from + share))), 0.003) << row;
       }
       const std::vector<double> wanted = multiply(wo_b, activations(rounded(middle)));
       std::vector<double> got(wanted.size());

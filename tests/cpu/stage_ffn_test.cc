@@ -39,10 +39,9 @@ TEST(StageFfn, large_and_small_logits_are_safe) {
   for (const float weight : route(dead, bias, {2, 1}).weights) EXPECT_EQ(weight, 0.0f);
 }
 
-// w2 QA(w silu(min(g, limit)) clamp(u, limit)), the activations quantised a rank at a time as the ranks' shares are
-// whole groups.
-std::vector<double> expert_output(const weights::Checkpoint& checkpoint, const std::string& name,
-                                  const std::vector<float>& v, float weight) {
+// w silu(min(g, limit)) clamp(u, limit).
+std::vector<float> expert_hidden(const weights::Checkpoint& checkpoint, const std::string& name,
+                                 const std::vector<float>& v, float weight) {
   const std::vector<float> x = activations(v);
   const std::vector<float> gate = rounded(multiply(dense(checkpoint, name + "w1.weight"), x));
   const std::vector<float> up = rounded(multiply(dense(checkpoint, name + "w3.weight"), x));
@@ -52,7 +51,23 @@ std::vector<double> expert_output(const weights::Checkpoint& checkpoint, const s
     const double g = std::min<double>(gate[idx], limit);
     hidden.push_back(weight * g / (1 + std::exp(-g)) * std::clamp<double>(up[idx], -limit, limit));
   }
-  return multiply(dense(checkpoint, name + "w2.weight"), activations(rounded(hidden)));
+  return rounded(hidden);
+}
+
+// w2 QA(hidden), the activations quantised a rank at a time as the ranks' shares are whole groups.
+std::vector<double> expert_output(const weights::Checkpoint& checkpoint, const std::string& name,
+                                  const std::vector<float>& v, float weight) {
+  return multiply(dense(checkpoint, name + "w2.weight"), activations(expert_hidden(checkpoint, name, v, weight)));
+}
+
+Routing routing_of(const weights::Checkpoint& checkpoint, int layer_idx, const std::vector<float>& v, bool image) {
+  const model::Geometry& g = checkpoint.geometry();
+  const std::string prefix = g.prefix(layer_idx) + "ffn.";
+  const std::vector<double> logits = multiply(dense(checkpoint, prefix + "gate.weight"), v);
+  const Dense bias = dense(checkpoint, prefix + (image ? "gate.bias_vl" : "gate.bias"));
+  return route(std::vector<float>(logits.begin(), logits.end()),
+               std::vector<float>(bias.values.begin(), bias.values.end()),
+               {g.experts_per_token(layer_idx), static_cast<float>(g.routed_scaling_factor)});
 }
 
 std::vector<double> sublayer(const weights::Checkpoint& checkpoint, int layer_idx, const std::vector<float>& u,
@@ -60,11 +75,7 @@ std::vector<double> sublayer(const weights::Checkpoint& checkpoint, int layer_id
   const model::Geometry& g = checkpoint.geometry();
   const std::string prefix = g.prefix(layer_idx) + "ffn.";
   const std::vector<float> v = normed(u, dense(checkpoint, g.prefix(layer_idx) + "ffn_norm.weight"));
-  const std::vector<double> logits = multiply(dense(checkpoint, prefix + "gate.weight"), v);
-  const Dense bias = dense(checkpoint, prefix + (image ? "gate.bias_vl" : "gate.bias"));
-  const Routing routing = route(std::vector<float>(logits.begin(), logits.end()),
-                                std::vector<float>(bias.values.begin(), bias.values.end()),
-                                {g.experts_per_token(layer_idx), static_cast<float>(g.routed_scaling_factor)});
+  const Routing routing = routing_of(checkpoint, layer_idx, v, image);
   std::vector<double> out = expert_output(checkpoint, prefix + "shared_experts.", v, 1);
   for (size_t idx = 0; idx < routing.experts.size(); ++idx) {
     const std::string name = prefix + "experts." + std::to_string(routing.experts[idx]) + ".";
@@ -118,6 +129,41 @@ void expect_sublayers(const weights::Checkpoint& checkpoint, int tp) {
 TEST(StageFfn, the_sublayer_is_the_sum_of_the_selected_experts_and_the_shared_one) {
   for (const int tp : {1, 2}) expect_sublayers(micro(), tp);
   expect_sublayers(eight_ranks(), 8);
+}
+
+// The draft of `wide` takes two of the three slots: what no expert uses is neither computed nor put.
+TEST(StageFfn, activations_of_a_row_lie_by_slot_with_the_shared_expert_last) {
+  const auto backend = made_backend(wide(), small_options());
+  Walk walk(*backend, step_of({{0, prompt(3)}}));
+  Machine& machine = backend->machine();
+  const program::Layout& layout = machine.layout();
+  const model::Geometry& g = layout.geometry();
+  ASSERT_EQ(layout.expert_slots(), 3);
+  ASSERT_GT(layout.stage_splits(Stage::kExpertUp, 0), 1);
+  const int width = layout.shard().expert_width;
+  for (const int layer_idx : {1, g.num_hidden_layers}) {
+    walk.through(Stage::kExpertAct, layer_idx);
+    const float* words = walk.region(Region::kExpertIn, Stage::kExpertAct, layer_idx);
+    const int call_idx = walk.find(Stage::kExpertAct, layer_idx);
+    const uint32_t tag = machine.plan().tag(machine.inputs->epoch, call_idx);
+    const auto tags = machine.ranks[0].regions->tags(Region::kExpertIn, layer_idx & 1);
+    const int used = g.experts_per_token(layer_idx);
+    const std::vector<float> v =
+        normed(collapsed(walk, layout, layer_idx, 2), dense(wide(), g.prefix(layer_idx) + "ffn_norm.weight"));
+    const Routing routing = routing_of(wide(), layer_idx, v, false);
+    for (int slot = 0; slot <= 3; ++slot) {
+      const int granule = 2 * 4 + slot;
+      EXPECT_EQ(tags[static_cast<size_t>(granule)] == tag, slot < used || slot == 3) << layer_idx << " " << slot;
+      if (slot >= used && slot < 3) continue;
+      const std::string name =
+          slot == 3 ? "shared_experts." : "experts." + std::to_string(routing.experts[static_cast<size_t>(slot)]) + ".";
+      const float weight = slot == 3 ? 1.0f : routing.weights[static_cast<size_t>(slot)];
+      const std::vector<float> wanted = expert_hidden(wide(), g.prefix(layer_idx) + "ffn." + name, v, weight);
+      const float* from = words + int64_t{granule} * width;
+      EXPECT_LT(relative_error(std::vector<float>(from, from + width), wanted), 0.01) << layer_idx << " " << slot;
+    }
+    EXPECT_NE(tags[5 * 4].load(), tag) << "row 5 is dead";
+  }
 }
 
 TEST(StageFfn, image_rows_are_routed_by_their_own_bias) {

@@ -47,6 +47,19 @@ inline const weights::Checkpoint& eight_ranks() {
   return checkpoint;
 }
 
+// Inputs of the hidden size come in two K slices; the draft takes fewer experts than the backbone.
+inline model::Geometry wide_geometry() {
+  model::Geometry g = micro_geometry();
+  g.hidden_size = 2560;
+  g.n_routed_experts = 4;
+  g.num_experts_per_tok = 3;
+  return g;
+}
+inline const weights::Checkpoint& wide() {
+  static const weights::Checkpoint checkpoint = made_checkpoint(wide_geometry(), 3);
+  return checkpoint;
+}
+
 inline constexpr int kContext = 128;
 inline constexpr int kPagesOfSlot = kContext / program::kPageTokens;
 inline constexpr int kSlots = program::kMaxRequests;

@@ -321,6 +321,38 @@ TEST(Trace, every_mode_works_unchanged_on_a_runner_that_mirrors_regions_tags_and
   }
 }
 
+TEST(Trace, what_runs_together_does_not_change_a_bit_of_any_array) {
+  Record record = own_record(21);
+  record.add("dec.tokens", "I32", {2}).ids = {17, 90};
+  std::vector<std::string> names = traced_names();
+  for (const char* name : {"dec.draft_ids", "dec.draft_logits", "dec.logits", "dec.taps", "dec.topk"})
+    names.emplace_back(name);
+  for (const TraceMode mode :
+       {TraceMode::kLayer, TraceMode::kStep, TraceMode::kCached, TraceMode::kFree, TraceMode::kDecode}) {
+    const Record wanted = traced(record, mode, 9);
+    for (const TraceSpan span : {TraceSpan::kLayer, TraceSpan::kStep}) {
+      std::vector<int> first_calls;
+      TraceOptions options{mode, 1, 9, span};
+      options.on_backend = [&](CpuBackend& backend) -> Status {
+        backend.set_runner([&](Machine& machine, const CallRange& range) {
+          first_calls.push_back(range.last - range.first > 1 ? range.first : -1);
+          return run_calls(machine, range);
+        });
+        return {};
+      };
+      const auto out = run_trace(micro(), record, options);
+      ASSERT_TRUE(out.ok()) << out.error().message();
+      for (const std::string& name : names) {
+        if (wanted.has(name)) expect_same(out.value(), wanted, {name});
+      }
+      const bool fed = mode != TraceMode::kFree && mode != TraceMode::kDecode;
+      const bool whole = span == TraceSpan::kStep && !fed;
+      EXPECT_EQ(std::ranges::any_of(first_calls, [](int first) { return first > 0; }),
+                !whole || mode == TraceMode::kDecode);
+    }
+  }
+}
+
 TEST(Trace, a_backend_that_is_refused_ends_the_trace) {
   TraceOptions options;
   options.on_backend = [](CpuBackend&) -> Status { return Error{Code::kUnavailable, "no device", "--backend"}; };

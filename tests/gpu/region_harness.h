@@ -91,9 +91,8 @@ class RegionHarness {
 
   // From now on decode() runs on the emulated ranks.
   void on_gpu() {
-    backend_->set_runner([this](cpu::Machine& machine, const cpu::CallRange& range) {
-      return mirror_->run(machine, range);
-    });
+    backend_->set_runner(
+        [this](cpu::Machine& machine, const cpu::CallRange& range) { return mirror_->run(machine, range); });
   }
 
   // Prompt rows of a slot, on the CPU alone.
@@ -113,20 +112,14 @@ class RegionHarness {
   void step(const std::vector<Ask>& asks) {
     const Status begun = backend_->begin_step(inputs_of(asks));
     ASSERT_TRUE(begun.ok()) << begun.error().message();
-    const program::Program& program = machine().program();
-    const auto num_calls = static_cast<int>(program.calls.size());
-    const bool head = std::any_of(asks.begin(), asks.end(), [](const Ask& ask) { return ask.sample; });
-    const int context = program.section_begin(program::Section::kContext);
-    const int last = machine().inputs->any_draft()     ? num_calls
-                     : machine().inputs->any_context() ? program.section_begin(program::Section::kDraft)
-                                                       : context;
-    for (int call_idx = 0; call_idx < last; ++call_idx) {
-      const bool in_head = call_idx >= program.section_begin(program::Section::kHead) && call_idx < context;
-      if (head || !in_head) compare_call(call_idx);
-      if (testing::Test::HasFatalFailure()) return;
+    for (const program::CallRange& range : program::needed_calls(machine().program(), *machine().inputs)) {
+      for (int call_idx = range.first; call_idx < range.last; ++call_idx) {
+        compare_call(call_idx);
+        if (testing::Test::HasFatalFailure()) return;
+      }
     }
     outputs_ = backend_->outputs();
-    commit(asks, head);
+    commit(asks);
   }
 
   // One step by decode().
@@ -134,7 +127,7 @@ class RegionHarness {
     const auto ticket = backend_->decode(inputs_of(asks));
     ASSERT_TRUE(ticket.ok()) << ticket.error().message();
     outputs_ = backend_->wait(ticket.value()).value();
-    commit(asks, true);
+    commit(asks);
   }
 
   program::StepInputs inputs_of(const std::vector<Ask>& asks) {
@@ -204,7 +197,8 @@ class RegionHarness {
     cleared_[slot] = true;
     program::StepRequest& request = inputs.requests.emplace_back();
     request.state_slot = ask.slot;
-    request.pages = std::span(pages_).subspan(slot * static_cast<size_t>(pages_of_slot_), static_cast<size_t>(pages_of_slot_));
+    request.pages =
+        std::span(pages_).subspan(slot * static_cast<size_t>(pages_of_slot_), static_cast<size_t>(pages_of_slot_));
     request.first_row = static_cast<int>(inputs.rows.size());
     request.num_rows = ask.rows;
     request.first_position = ends_[slot];
@@ -225,7 +219,8 @@ class RegionHarness {
       if (row.image) add_image_row(row.position);
       inputs.rows.push_back(row);
     }
-    if (ask.stop_at_draft) request.stop_tokens[1] = inputs.rows[inputs.rows.size() - static_cast<size_t>(ask.num_drafts) + 1].token;
+    if (ask.stop_at_draft)
+      request.stop_tokens[1] = inputs.rows[inputs.rows.size() - static_cast<size_t>(ask.num_drafts) + 1].token;
   }
 
   // What the step before proposed (its last id, then its drafts), else the test's own.
@@ -240,21 +235,20 @@ class RegionHarness {
       image_values_.push_back(round_bf16(0.05f * static_cast<float>((idx * 37 + position * 11) % 101 - 50)));
   }
 
-  void commit(const std::vector<Ask>& asks, bool head) {
+  void commit(const std::vector<Ask>& asks) {
     for (size_t idx = 0; idx < asks.size(); ++idx) {
       const Ask& ask = asks[idx];
       const auto slot = static_cast<size_t>(ask.slot);
-      const bool sampled = head && ask.sample;
       const program::RequestOutput& output = outputs_.requests[idx];
-      ends_[slot] += ask.rows - ask.num_drafts + (sampled ? output.num_accepted : 0);
+      ends_[slot] += ask.rows - ask.num_drafts + (ask.sample ? output.num_accepted : 0);
       next_[slot].clear();
-      if (!sampled || output.tokens.empty()) continue;
+      if (!ask.sample || output.tokens.empty()) continue;
       next_[slot].push_back(output.tokens.back());
       next_[slot].insert(next_[slot].end(), output.drafts.begin(), output.drafts.end());
     }
   }
 
-  using Copy = std::vector<float>;
+  using Contents = std::map<Region, std::vector<float>>;  // of the copies that a call writes
   std::vector<Region> written_by(int call_idx) {
     std::vector<Region> out;
     for (int idx = 0; idx < program::kNumRegions; ++idx) {
@@ -268,25 +262,65 @@ class RegionHarness {
     const int copy = machine().band->copies[static_cast<size_t>(call_idx)][static_cast<size_t>(region)];
     return machine().ranks[static_cast<size_t>(rank)].regions->words(region, copy);
   }
-  // kTaps is filled by several calls of a step and keeps what it has.
-  void poison_written(int call_idx) {
+  // What the reference put, and kPoison where it put nothing. (Some regions are filled by several calls of a step and
+  // keep what they have.)
+  std::vector<Contents> run_reference(int call_idx) {
+    std::vector<Contents> kept(machine().ranks.size());
     for (int rank = 0; rank < options_.tp; ++rank) {
       for (const Region region : written_by(call_idx)) {
         const std::span<float> all = words(rank, region, call_idx);
-        if (region != Region::kTaps) std::fill(all.begin(), all.end(), kPoison);
+        kept[static_cast<size_t>(rank)][region].assign(all.begin(), all.end());
+        std::fill(all.begin(), all.end(), kPoison);
       }
     }
-  }
-  std::vector<std::map<Region, Copy>> copy_written(int call_idx) {
-    std::vector<std::map<Region, Copy>> out(static_cast<size_t>(options_.tp));
+    const Status ran = backend_->run({call_idx, call_idx + 1});
+    EXPECT_TRUE(ran.ok()) << ran.error().message();
+    std::vector<Contents> put(kept.size());
     for (int rank = 0; rank < options_.tp; ++rank) {
-      for (const Region region : written_by(call_idx)) {
+      for (const auto& [region, before] : kept[static_cast<size_t>(rank)]) {
         const std::span<float> all = words(rank, region, call_idx);
-        out[static_cast<size_t>(rank)][region] = Copy(all.begin(), all.end());
+        put[static_cast<size_t>(rank)][region].assign(all.begin(), all.end());
+        for (size_t idx = 0; idx < all.size(); ++idx) {
+          if (same_bits(all[idx], kPoison)) all[idx] = before[idx];
+        }
+      }
+    }
+    return put;
+  }
+
+  // The same of the emulated ranks: what carries the call's tag, in the own arena or pushed from another.
+  std::vector<Contents> put_by_gpu(int call_idx) {
+    std::vector<Contents> out(machine().ranks.size());
+    const uint32_t tag = machine().plan().tag(machine().inputs->epoch, call_idx);
+    for (int from = 0; from < options_.tp; ++from) {
+      for (const Region region : written_by(call_idx)) {
+        const int copy = machine().band->copies[static_cast<size_t>(call_idx)][static_cast<size_t>(region)];
+        std::vector<uint64_t> pairs;
+        EXPECT_TRUE(mirror_->rank(from).read_region(region, copy, pairs).ok());
+        for (int rank = 0; rank < options_.tp; ++rank) {
+          if (rank != from && program::decl(region).scope != program::Scope::kAllRanks) continue;
+          std::vector<float>& to = out[static_cast<size_t>(rank)][region];
+          to.resize(words(rank, region, call_idx).size(), kPoison);
+          take_tagged(region, pairs, tag, to);
+        }
       }
     }
     return out;
   }
+  static void take_tagged(Region region, const std::vector<uint64_t>& pairs, uint32_t tag, std::vector<float>& to) {
+    const bool halves = program::decl(region).word == program::Word::kBF16;
+    for (size_t idx = 0; idx < pairs.size(); ++idx) {
+      if (static_cast<uint32_t>(pairs[idx] >> 32) != tag) continue;
+      const auto value = static_cast<uint32_t>(pairs[idx]);
+      if (!halves) {
+        to[idx] = std::bit_cast<float>(value);
+        continue;
+      }
+      to[2 * idx] = bf16_value(static_cast<uint16_t>(value));
+      if (2 * idx + 1 < to.size()) to[2 * idx + 1] = bf16_value(static_cast<uint16_t>(value >> 16));
+    }
+  }
+
   std::vector<kv::Pools> pools() {
     std::vector<kv::Pools> out;
     for (const cpu::RankState& rank : machine().ranks) out.push_back(*rank.pools);
@@ -296,30 +330,35 @@ class RegionHarness {
   void compare_call(int call_idx) {
     const std::string where = cpu::call_name(machine().program(), call_idx);
     const std::vector<kv::Pools> before = pools();
-    poison_written(call_idx);
+    for (int rank = 0; rank < options_.tp; ++rank)
+      ASSERT_TRUE(mirror_->rank(rank).write_pools(before[static_cast<size_t>(rank)]).ok());
     const Status ran = mirror_->run(machine(), {call_idx, call_idx + 1});
     ASSERT_TRUE(ran.ok()) << where << ": " << ran.error().message();
-    const std::vector<std::map<Region, Copy>> of_gpu = copy_written(call_idx);
-    const std::vector<kv::Pools> gpu_pools = pools();
-    for (size_t rank = 0; rank < before.size(); ++rank) *machine().ranks[rank].pools = before[rank];
-    poison_written(call_idx);
-    const Status reference = backend_->run({call_idx, call_idx + 1});
-    ASSERT_TRUE(reference.ok()) << where << ": " << reference.error().message();
-    for (int rank = 0; rank < options_.tp; ++rank) {
-      const auto rank_idx = static_cast<size_t>(rank);
-      const std::string place = where + " on rank " + std::to_string(rank);
-      for (const auto& [region, copy] : of_gpu[rank_idx]) {
-        const Comparison found = compare_region(machine().layout(), region, words(rank, region, call_idx), copy);
-        EXPECT_EQ(found.text, "") << place;
-        Worst& worst = worst_[cpu::region_name(region)];
-        worst.ratio = std::max(worst.ratio, found.ratio);
-        worst.differing += found.differing;
-        worst.live += found.live;
-      }
-      const kv::Pools& reference_pools = *machine().ranks[rank_idx].pools;
-      EXPECT_EQ(first_difference_of(reference_pools.pages, gpu_pools[rank_idx].pages), -1) << place << ": pages";
-      EXPECT_EQ(first_difference_of(reference_pools.slots, gpu_pools[rank_idx].slots), -1) << place << ": slots";
+    const std::vector<Contents> found = put_by_gpu(call_idx);
+    std::vector<kv::Pools> gpu_pools = before;
+    for (size_t rank = 0; rank < before.size(); ++rank) {
+      ASSERT_TRUE(mirror_->rank(static_cast<int>(rank)).read_pools(gpu_pools[rank]).ok());
+      *machine().ranks[rank].pools = before[rank];
     }
+    const std::vector<Contents> wanted = run_reference(call_idx);
+    for (size_t rank = 0; rank < before.size(); ++rank) {
+      const std::string place = where + " on rank " + std::to_string(rank);
+      for (const auto& [region, words_wanted] : wanted[rank])
+        compare(region, words_wanted, found[rank].at(region), place);
+      const kv::Pools& reference = *machine().ranks[rank].pools;
+      EXPECT_EQ(first_difference_of(reference.pages, gpu_pools[rank].pages), -1) << place << ": pages";
+      EXPECT_EQ(first_difference_of(reference.slots, gpu_pools[rank].slots), -1) << place << ": slots";
+    }
+  }
+
+  void compare(Region region, const std::vector<float>& wanted, const std::vector<float>& found,
+               const std::string& place) {
+    const Comparison comparison = compare_region(machine().layout(), region, wanted, found);
+    EXPECT_EQ(comparison.text, "") << place;
+    Worst& worst = worst_[cpu::region_name(region)];
+    worst.ratio = std::max(worst.ratio, comparison.ratio);
+    worst.differing += comparison.differing;
+    worst.live += comparison.live;
   }
 
   static int64_t first_difference_of(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {

@@ -288,13 +288,21 @@ class RegionComparison : public testing::Test {
 };
 
 TEST_F(RegionComparison, fp32_words_beyond_the_bound_are_refused_with_region_and_word) {
-  std::vector<float> words(100, 1.0f);
-  std::vector<float> close = words;
-  close[7] += 9e-6f;
+  const std::vector<float> words(100, 1.0f);
+  std::vector<float> close(100, 1.0f + 9e-6f);
   EXPECT_EQ(of(Region::kLogits, words, close), "");
-  close[7] += 3e-6f;
-  EXPECT_NE(of(Region::kLogits, words, close).find("region logits: 1 of 100 words differ; the worst is word 7"),
+  close[7] += 5e-3f;
+  EXPECT_NE(of(Region::kLogits, words, close).find("region logits: 100 of 100 words differ; the worst is word 7"),
             std::string::npos);
+}
+
+TEST_F(RegionComparison, fp32_words_behind_a_rounding_may_be_few) {
+  const std::vector<float> words(300, 1.0f);
+  std::vector<float> found = words;
+  for (size_t idx = 0; idx < 3; ++idx) found[idx] += 1e-3f;
+  EXPECT_EQ(of(Region::kLogits, words, found), "");
+  found[3] += 1e-3f;
+  EXPECT_NE(of(Region::kLogits, words, found), "");
 }
 
 TEST_F(RegionComparison, bf16_words_may_be_one_unit_off_but_not_two_and_not_many) {

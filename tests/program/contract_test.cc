@@ -92,14 +92,14 @@ TEST(Contract, a_dropped_write_leaves_its_reader_waiting) {
 
 TEST(Contract, a_wait_for_a_later_call_is_rejected) {
   Contract contract = micro();
-  std::swap(call(contract, Stage::kAttnIn, 0), call(contract, Stage::kQProj, 0));
-  EXPECT_TRUE(broken(contract, "earlier writer", {"q_proj layer 0", "attn_in_part"}));
+  std::swap(call(contract, Stage::kAttnIn, 0), call(contract, Stage::kQNorm, 0));
+  EXPECT_TRUE(broken(contract, "earlier writer", {"q_norm layer 0", "attn_in_part"}));
 }
 
 TEST(Contract, two_calls_in_the_wrong_order_read_another_layer) {
   Contract contract = micro();
-  std::swap(call(contract, Stage::kAttnIn, 4), call(contract, Stage::kQProj, 4));
-  EXPECT_TRUE(broken(contract, "source", {"q_proj layer 4", "attn_in_part", "attn_in layer 3"}));
+  std::swap(call(contract, Stage::kAttnIn, 4), call(contract, Stage::kQNorm, 4));
+  EXPECT_TRUE(broken(contract, "source", {"q_norm layer 4", "attn_in_part", "attn_in layer 3"}));
 }
 
 TEST(Contract, a_reading_two_layers_back_breaks_the_parity) {
@@ -146,12 +146,10 @@ TEST(Contract, without_whole_polls_nothing_holds_an_overwrite_back) {
 TEST(Contract, both_halves_of_the_queries_must_be_taken) {
   Contract contract = micro();
   region(contract, Region::kQPart).copies = Copies::kOne;
-  region(contract, Region::kAttnInPart).copies = Copies::kOne;
-  stage(contract, Stage::kKvNew).reads_all = 0;
+  region(contract, Region::kQIn).copies = Copies::kOne;
   EXPECT_EQ(check_contract(contract), std::vector<std::string>());
   call(contract, Stage::kIndexScore, 3).reads &= ~bit(Region::kQPart);
-  EXPECT_TRUE(
-      broken(contract, "overwrite before read", {"attn_in layer 4 writes region attn_in_part", "q_proj layer 3"}));
+  EXPECT_TRUE(broken(contract, "overwrite before read", {"q_norm layer 4 writes region q_in", "q_proj layer 3"}));
 }
 
 TEST(Contract, copies_that_alternate_by_nothing_are_overwritten) {

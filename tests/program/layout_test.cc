@@ -39,6 +39,37 @@ TEST(Layout, an_engram_granule_is_one_record_of_one_row) {
   EXPECT_EQ(layout.region_words(Region::kEngramRowsOut), 16 * 24 * 256);
 }
 
+TEST(Layout, a_chunk_of_summed_columns_lies_in_one_output_group) {
+  EXPECT_EQ(layout_of("flash", 4).o_chunk_width(), 256);
+  EXPECT_EQ(layout_of("flash", 4).o_chunks(), 2 * 4);
+  EXPECT_EQ(layout_of("flash", 8).o_chunks(), 4);
+  EXPECT_EQ(layout_of("micro", 1).o_chunk_width(), 32);
+  for_each_layout({8}, [](const std::string& name, const Layout& layout) {
+    const int width = layout.shard().num_o_groups * layout.geometry().o_lora_rank;
+    EXPECT_EQ(layout.o_chunks() * layout.o_chunk_width(), width) << name;
+    EXPECT_EQ(layout.geometry().o_lora_rank % layout.o_chunk_width(), 0) << name;
+    EXPECT_EQ(layout.o_chunk_width() % kTile, 0) << name;
+  });
+}
+
+TEST(Layout, finished_rows_are_as_wide_as_the_inputs_of_their_linear) {
+  const Layout layout = layout_of("flash", 4, 16);
+  EXPECT_EQ(layout.num_granules(Region::kQIn), 16);
+  EXPECT_EQ(layout.region_words(Region::kQIn), 16 * 1280);
+  EXPECT_EQ(layout.num_granules(Region::kOIn), 16 * 8);
+  EXPECT_EQ(layout.region_words(Region::kOIn), 16 * 2048);
+  EXPECT_EQ(layout.expert_slots(), 6);
+  EXPECT_EQ(layout.num_granules(Region::kExpertIn), 16 * 7);
+  EXPECT_EQ(layout.region_words(Region::kExpertIn), 16 * 7 * 576);
+}
+
+TEST(Layout, expert_slots_hold_the_most_that_any_layer_takes) {
+  model::Geometry geometry = geometry_named("micro");
+  geometry.num_experts_per_tok = 2;
+  geometry.dspark_num_experts_per_tok = 3;
+  EXPECT_EQ(Layout(geometry, model::make_shard(geometry, 1).value(), Shape()).expert_slots(), 3);
+}
+
 TEST(Layout, rows_hold_the_band_and_the_draft) {
   model::Geometry geometry = geometry_named("flash");
   Shape shape;

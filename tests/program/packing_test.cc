@@ -153,6 +153,22 @@ TEST(Packing, an_engram_table_belongs_to_its_look_up_and_is_not_streamed) {
   EXPECT_EQ(weights(Stage::kEngramKv)[0].order, Order::kFragments);
 }
 
+TEST(Packing, the_query_norm_belongs_to_the_call_that_norms) {
+  const Layout layout = layout_of("flash", 4);
+  const auto names = [&](Stage stage) {
+    std::vector<std::string> out;
+    for (const Weight& weight :
+         weights_of(layout, layout.program().calls[static_cast<size_t>(layout.program().find(stage, 0))])) {
+      out.push_back(weight.name);
+    }
+    return out;
+  };
+  EXPECT_EQ(names(Stage::kQNorm), std::vector<std::string>{"layers.0.attn.q_norm.weight"});
+  EXPECT_EQ(names(Stage::kQProj), std::vector<std::string>{"layers.0.attn.wq_b.weight"});
+  EXPECT_TRUE(names(Stage::kOSum).empty());
+  EXPECT_TRUE(names(Stage::kExpertAct).empty());  // the router's bias comes with kExpertUp
+}
+
 TEST(Packing, every_weight_byte_is_in_exactly_one_chunk) {
   for_each_layout({8}, [](const std::string& name, const Layout& layout) {
     std::map<std::string, int64_t> streamed;

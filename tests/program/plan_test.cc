@@ -132,6 +132,10 @@ TEST(Tasks, items_are_numbered_with_the_inner_one_fastest) {
     return std::pair(place.outer, place.inner);
   };
   EXPECT_EQ(item(Stage::kEngramRows, 14, 49), std::pair(2, 1));  // 24 columns
+  EXPECT_EQ(item(Stage::kQNorm, 0, 15), std::pair(0, 15));
+  EXPECT_EQ(item(Stage::kOSum, 0, 17), std::pair(2, 1));        // two groups of four chunks of 256 columns
+  EXPECT_EQ(item(Stage::kExpertAct, 0, 13), std::pair(1, 6));   // six slots, the shared expert behind them
+  EXPECT_EQ(item(Stage::kExpertAct, 40, 13), std::pair(1, 6));  // the draft keeps the places of the backbone
   EXPECT_EQ(item(Stage::kAttend, 0, 17), std::pair(1, 1));
   EXPECT_EQ(item(Stage::kAttend, 40, 10), std::pair(1, 0));  // the draft has 2 x 5 rows
   EXPECT_EQ(item(Stage::kContextNew, -1, 33), std::pair(2, 1));

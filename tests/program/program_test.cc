@@ -30,12 +30,54 @@ TEST(Band, the_smallest_that_holds_the_rows) {
   EXPECT_DEATH(band_of(49), "widest band");
 }
 
+TEST(ShapeFor, the_smallest_band_that_holds_rows_and_requests) {
+  const model::Geometry flash = geometry_named("flash");  // 5 draft positions: 6 rows a request
+  const auto expect = [](const model::Geometry& geometry, int num_rows, int num_requests, int band, int requests) {
+    const Shape shape = shape_for(geometry, num_rows, num_requests, 4096);
+    EXPECT_EQ(shape.band, band) << num_rows << " rows of " << num_requests;
+    EXPECT_EQ(shape.max_requests, requests) << num_rows << " rows of " << num_requests;
+    EXPECT_EQ(shape.max_context, 4096);
+  };
+  expect(flash, 1, 1, 8, 1);
+  expect(flash, 8, 1, 8, 1);
+  expect(flash, 9, 1, 16, 2);
+  expect(flash, 2, 2, 16, 2);  // two drafts of 5 rows need more than a band of 8
+  expect(flash, 16, 2, 16, 2);
+  expect(flash, 17, 2, 24, 4);
+  expect(flash, 3, 3, 24, 4);
+  expect(flash, 24, 4, 24, 4);
+  expect(flash, 25, 1, 48, 8);
+  expect(flash, 5, 5, 48, 8);
+  expect(flash, 48, 8, 48, 8);
+}
+
+TEST(ShapeFor, the_requests_of_a_band_follow_the_draft_length) {
+  model::Geometry geometry = geometry_named("flash");
+  const auto requests = [&](int draft_length, int num_rows) {
+    geometry.dspark_block_size = draft_length;
+    return shape_for(geometry, num_rows, 1, 4096).max_requests;
+  };
+  EXPECT_EQ(requests(0, 8), 8);  // one row a request
+  EXPECT_EQ(requests(0, 16), 8);
+  EXPECT_EQ(requests(2, 8), 2);
+  EXPECT_EQ(requests(2, 16), 5);
+  EXPECT_EQ(requests(15, 8), 1);
+  EXPECT_EQ(requests(15, 24), 1);
+  EXPECT_EQ(requests(15, 48), 8);  // the widest band takes all that a step may hold
+}
+
+TEST(ShapeFor, a_step_beyond_the_widest_band_is_our_bug) {
+  const model::Geometry geometry = geometry_named("flash");
+  EXPECT_DEATH(shape_for(geometry, 49, 1, 4096), "widest band");
+  EXPECT_DEATH(shape_for(geometry, 9, 9, 4096), "widest band");
+}
+
 TEST(Program, flash_holds_each_layer_head_verdict_and_draft_once) {
   const model::Geometry geometry = geometry_named("flash");
   const Program program = build_program(geometry);
-  for (const Stage stage :
-       {Stage::kFold, Stage::kAttnMix, Stage::kAttnIn, Stage::kQProj, Stage::kKvNew, Stage::kAttend, Stage::kWoA,
-        Stage::kWoB, Stage::kFfnFold, Stage::kFfnMix, Stage::kFfnIn, Stage::kExpertUp, Stage::kExpertDown}) {
+  for (const Stage stage : {Stage::kFold, Stage::kAttnMix, Stage::kAttnIn, Stage::kQNorm, Stage::kQProj, Stage::kKvNew,
+                            Stage::kAttend, Stage::kWoA, Stage::kOSum, Stage::kWoB, Stage::kFfnFold, Stage::kFfnMix,
+                            Stage::kFfnIn, Stage::kExpertUp, Stage::kExpertAct, Stage::kExpertDown}) {
     EXPECT_EQ(count(program, stage), 43) << decl(stage).name;
   }
   EXPECT_EQ(count(program, Stage::kEngramRows), 2);
@@ -49,7 +91,7 @@ TEST(Program, flash_holds_each_layer_head_verdict_and_draft_once) {
   EXPECT_EQ(count(program, Stage::kVerdict), 1);
   EXPECT_EQ(count(program, Stage::kMarkov), 5);
   EXPECT_EQ(count(program, Stage::kDraftOut), 1);
-  EXPECT_EQ(program.calls.size(), 596u);
+  EXPECT_EQ(program.calls.size(), 725u);
 }
 
 TEST(Program, every_engram_look_up_is_asked_for_before_the_first_is_awaited) {

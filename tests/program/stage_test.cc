@@ -32,9 +32,18 @@ TEST(Stages, what_is_polled_whole_is_also_declared_as_read) {
   for (const StageDecl& stage : kStages) EXPECT_EQ(stage.reads_all & ~stage.reads, 0u) << stage.name;
 }
 
+// Partial sums that many CTAs need are added up by one stage.
+TEST(Stages, sums_of_k_slices_reach_the_wide_linears_as_finished_rows) {
+  for (const Stage stage : {Stage::kQProj, Stage::kWoB, Stage::kExpertDown}) {
+    for (const Region region : {Region::kAttnInPart, Region::kOaPart, Region::kExpertPart}) {
+      EXPECT_FALSE(may_read(stage, region)) << decl(stage).name << " " << decl(region).name;
+    }
+  }
+}
+
 TEST(Stages, may_read_follows_the_table) {
-  EXPECT_TRUE(may_read(Stage::kWoB, Region::kOaPart));
-  EXPECT_FALSE(may_read(Stage::kWoB, Region::kAttnOut));
+  EXPECT_TRUE(may_read(Stage::kWoB, Region::kOIn));
+  EXPECT_FALSE(may_read(Stage::kWoB, Region::kOaPart));
   EXPECT_FALSE(may_read(Stage::kEngramKv, Region::kEngramKvOut));
 }
 

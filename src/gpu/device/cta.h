@@ -19,6 +19,14 @@ using program::Stage;
 inline constexpr int kRingSlots = 32;
 inline constexpr int kMaxSlots = 8;  // experts a row may take
 
+// A pass of up to eight rows of an expert's chunk whose sums wait to be added up.
+struct ExpertPass {
+  int task;
+  int tile_split;  // kExpertUp: tile x K slices + K slice
+  int first_pair;
+  int count;
+};
+
 struct Shared {
   uint64_t full[kRingSlots];
   uint64_t empty[kRingSlots];
@@ -41,8 +49,8 @@ struct Shared {
   int16_t row_experts[kMaxRows][kMaxSlots];    // of each row, ascending; -1 behind
   float row_weights[kMaxRows][kMaxSlots];
   int16_t map[kMaxRows];        // rows that the call computes, ascending
-  int16_t warp_rows[kWarps][kMaxRows];
-  int16_t warp_slots[kWarps][kMaxRows];
+  ExpertPass passes[2][kExpertPasses];
+  int scaled_key;  // which rows row_scale belongs to, see row_scales
   int16_t identity[constants::kPairCapacity];
   int16_t pair_begin[constants::kMaxExperts + 2];  // kExpertDown: first pair of each distinct expert
   int16_t pair_row[kMaxRows * (kMaxSlots + 1)];
@@ -58,6 +66,12 @@ struct Words {
   const uint64_t* pairs;
   uint32_t tag;
 };
+
+// Cycles of one CTA in one call, for the timeline; written only where the launch asks for it.
+inline CallClock* call_clock(const KernelParams& params, int call_idx) {
+  if (params.clocks == 0) return nullptr;
+  return reinterpret_cast<CallClock*>(params.clocks) + static_cast<int64_t>(call_idx) * cta_count() + cta_idx();
+}
 
 struct Cta {
   const KernelParams& params;
@@ -85,14 +99,15 @@ struct Cta {
 // Gives the step up: the first CTA that does leaves the report.
 MONOSTEP_NOINLINE inline void give_up(int call_idx, uint32_t pair, uint32_t wanted, uint32_t seen) {
   Shared& shared = *reinterpret_cast<Shared*>(shared_base());
-  auto* report = reinterpret_cast<Report*>(shared.params.report);
+  auto* shared_report = reinterpret_cast<Report*>(shared.params.report);
+  Report* report = shared_report + 1 + cta_idx();
   if (atomic_cas_sys(&report->filled, 0, 2) == 0) {
     report->cta = static_cast<uint32_t>(cta_idx());
     report->call = static_cast<uint32_t>(call_idx);
     report->pair = pair;
     report->wanted = wanted;
     report->seen = seen;
-    report->abort = 1;
+    shared_report->abort = 1;
     *const_cast<volatile uint32_t*>(&report->filled) = 1;
   }
   *const_cast<volatile int*>(&shared.dead) = 1;
@@ -106,7 +121,9 @@ MONOSTEP_NOINLINE inline bool goes_on(int call_idx, uint32_t tries, uint32_t pai
   auto* report = reinterpret_cast<Report*>(shared.params.report);
   const auto limit = static_cast<uint32_t>(shared.params.poll_limit);
   const bool stopped = static_cast<uint32_t>(load_relaxed_sys(reinterpret_cast<const uint64_t*>(report))) != 0;
-  if (!stopped && (limit == 0 || tries < limit)) return true;
+  const bool producer = thread_idx() >= kConsumers;  // ahead of the stages: it stops when they do
+  if (!stopped && (limit == 0 || tries < limit || producer)) return true;
+  if (producer) return false;
   give_up(call_idx, pair, wanted, seen);
   return false;
 }
@@ -155,7 +172,11 @@ inline void wait_words2(const Cta& cta, const Words& words, uint32_t (&out)[N][2
       load_relaxed(words.pairs + index(i), low[i], high[i]);
     }
     if (ready) break;
-    if (!keep_waiting(cta, tries, ~0u - 1, words.tag, 0)) break;
+    // The report names the region's copy by its first word.
+    if (!keep_waiting(cta, tries,
+                      static_cast<uint32_t>(words.pairs - reinterpret_cast<const uint64_t*>(cta.params.arena)),
+                      words.tag, 0))
+      break;
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {

@@ -95,32 +95,6 @@ struct SplitSource {
   }
 };
 
-// The same sums in fp32, unrounded, for two neighbouring outputs (the first even): the router's logits.
-struct RouterSums {
-  Words words;
-  int first_tile;
-  int splits;
-
-  void pair(const Cta& cta, int row, int begin, bool valid, float (&out)[2]) const {
-    constexpr int kAtOnce = 4;
-    out[0] = out[1] = 0;
-    for (int split = 0; split < splits; split += kAtOnce) {
-      uint32_t raw[kAtOnce][2];
-      wait_words2(cta, words, raw, [&](int i) {
-        if (!valid || split + i >= splits) return int64_t{-1};
-        const int64_t granule = int64_t{first_tile + begin / kTile} * splits + split + i;
-        return (granule * constants::kRows + row) * kTile + begin % kTile;
-      });
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (!valid || split + i >= splits) continue;
-        out[0] = split + i == 0 ? std::bit_cast<float>(raw[i][0]) : out[0] + std::bit_cast<float>(raw[i][0]);
-        out[1] = split + i == 0 ? std::bit_cast<float>(raw[i][1]) : out[1] + std::bit_cast<float>(raw[i][1]);
-      }
-    }
-  }
-};
-
 // The live rows of a call in order, for which the linears are computed: fills shared.map; the count. All consumers call
 // it and meet in it.
 template <typename Wanted>
@@ -143,8 +117,10 @@ inline int map_rows(const Cta& cta, int num_rows, const Wanted& wanted) {
 // shared.row_scale[row] = 1 / sqrt(mean(x^2) + eps) of the mapped rows, x of `width` values. The sum is taken in fp64
 // (an fp32 sum moves bf16 roundings behind it): over the threads of a warp by halves, over the warps ascending. False:
 // given up.
+// `key` names the rows: a launch that has made the factors of the same key last does not make them again.
 template <typename Source>
-inline bool row_scales(const Cta& cta, const Source& source, int width, int count) {
+inline bool row_scales(const Cta& cta, const Source& source, int width, int count, int key) {
+  if (cta.shared.scaled_key == key) return true;
   constexpr int kRowsAtOnce = Source::kBatch;
   for (int n = 0; n < count; n += kRowsAtOnce) {
     double sums[kRowsAtOnce] = {};
@@ -180,6 +156,7 @@ inline bool row_scales(const Cta& cta, const Source& source, int width, int coun
     const auto mean = static_cast<float>(sum / width);
     cta.shared.row_scale[cta.shared.map[cta.thread]] = 1.0f / sqrtf(mean + constants::kRmsNormEps);
   }
+  if (cta.thread == 0) cta.shared.scaled_key = key;
   cta.sync();
   return true;
 }

@@ -34,12 +34,14 @@ inline Inputs part_of(const Inputs& inputs, int begin) {
 // Word of the pair `pair` (0..15) of a group inside its 16 words.
 constexpr int pair_place(int pair) { return pair % 4 * 4 + pair / 8 * 2 + pair % 8 / 4; }
 
-// What a chunk of fragments holds (program/packing.h).
+// What a chunk of fragments holds (program/packing.h): `tiles` x `parts` units of `groups` 32-groups along K. The warps
+// share out each unit's groups.
+template <int kGroupsOfUnit, int kTiles, int kParts>
 struct ChunkShape {
-  int groups;  // of 32 along K
-  int tiles;
-  int parts;
-  int units() const { return tiles * parts; }
+  static constexpr int kGroups = kGroupsOfUnit;
+  static constexpr int kUnits = kTiles * kParts;
+  static constexpr int kWarpsOfUnit = kWarps / kUnits;
+  static_assert(kWarps % kUnits == 0);
 };
 
 // e4m3 codes as bf16 pairs, exact.
@@ -113,29 +115,34 @@ constexpr int group_code_bytes(Storage storage) {
 
 inline float e8m0_f32(uint8_t byte) { return e8m0_value(byte); }
 
-// One warp's share of a chunk for the rows map[0..7] of a pass: unit u = warp / (kWarps / units), a run of its groups.
-// `acc` is [kWarps][kPassRows][kTile] of shared memory, this warp's part of which is overwritten.
-template <Storage kStorage, bool kPlain>
-inline void multiply_pass(const Cta& cta, const char* chunk, const ChunkShape& shape, const Inputs& inputs,
-                          const int16_t* map, int count, double* acc) {
-  const int units = shape.units();
-  const int warps_per_unit = kWarps / units;
-  const int unit = cta.warp / warps_per_unit;
-  const int part = cta.warp % warps_per_unit;
-  const int first = shape.groups * part / warps_per_unit;
-  const int last = shape.groups * (part + 1) / warps_per_unit;
+// One warp's share of a chunk for the rows map[0..7] of a pass: unit u = warp / kWarpsOfUnit, a run of its groups.
+// `acc` is [kWarps][kPassRows][kTile] of shared memory (fp64 for plain inputs, fp32 for quantised ones), this warp's part
+// of which is overwritten.
+template <Storage kStorage, bool kPlain, typename Shape, typename Sum>
+inline void multiply_pass(const Cta& cta, const char* chunk, const Inputs& inputs, const int16_t* map, int count,
+                          Sum* acc) {
+  constexpr int kGroups = Shape::kGroups;
+  constexpr int kMost = (kGroups + Shape::kWarpsOfUnit - 1) / Shape::kWarpsOfUnit;  // groups of a warp
+  constexpr int kUnrolled = kMost <= 10 ? kMost : 8;
+  const int unit = cta.warp / Shape::kWarpsOfUnit;
+  const int part = cta.warp % Shape::kWarpsOfUnit;
+  const int first = kGroups * part / Shape::kWarpsOfUnit;
+  const int last = kGroups * (part + 1) / Shape::kWarpsOfUnit;
   const int g = cta.lane >> 2;
   const int t = cta.lane & 3;
-  const char* codes = chunk + unit * shape.groups * group_code_bytes(kStorage);
-  const char* scales = chunk + units * shape.groups * group_code_bytes(kStorage);
+  const char* codes = chunk + unit * kGroups * group_code_bytes(kStorage);
+  const char* scales = chunk + Shape::kUnits * kGroups * group_code_bytes(kStorage);
   const auto row_at = [&](int n) { return static_cast<int>(map[n < count ? n : 0]); };
   const uint32_t* b_row = inputs.pairs + row_at(g) * inputs.row_words + t * 4;
   const int row0 = row_at(2 * t);
   const int row1 = row_at(2 * t + 1);
-  float sum[4] = {};
-  double exact[4] = {};
-#pragma unroll 2
-  for (int group = first; group < last; ++group) {
+  Sum sum[4] = {};
+  // A fixed number of rounds, so that the rounds' products overlap; what lies behind `last` is computed from the last
+  // group again and not added.
+#pragma unroll kUnrolled
+  for (int i = 0; i < kMost; ++i) {
+    const bool inside = kGroups % Shape::kWarpsOfUnit == 0 || first + i < last;
+    const int group = inside ? first + i : last > first ? last - 1 : 0;
     const Word4 bw = *reinterpret_cast<const Word4*>(b_row + group * 16);
     const uint32_t b[4] = {bw.x, bw.y, bw.z, bw.w};
     float d[4];
@@ -143,79 +150,80 @@ inline void multiply_pass(const Cta& cta, const char* chunk, const ChunkShape& s
     float w_low = 1;
     float w_high = 1;
     if constexpr (kStorage == Storage::kFp8) {
-      w_low = w_high = e8m0_f32(static_cast<uint8_t>(scales[unit * shape.groups + group]));
+      w_low = w_high = e8m0_f32(static_cast<uint8_t>(scales[unit * kGroups + group]));
     } else if constexpr (kStorage == Storage::kFp4) {
-      const char* line = scales + (unit * shape.groups + group) * kTile;
+      const char* line = scales + (unit * kGroups + group) * kTile;
       w_low = e8m0_f32(static_cast<uint8_t>(line[g]));
       w_high = e8m0_f32(static_cast<uint8_t>(line[g + 8]));
     }
+    if (!inside) continue;
     if constexpr (kPlain) {
-      exact[0] += static_cast<double>(d[0] * w_low);
-      exact[1] += static_cast<double>(d[1] * w_low);
-      exact[2] += static_cast<double>(d[2] * w_high);
-      exact[3] += static_cast<double>(d[3] * w_high);
+      sum[0] += static_cast<double>(d[0] * w_low);
+      sum[1] += static_cast<double>(d[1] * w_low);
+      sum[2] += static_cast<double>(d[2] * w_high);
+      sum[3] += static_cast<double>(d[3] * w_high);
     } else {
       constexpr float kExpand = kStorage == Storage::kFp4 ? 0x1p14f : 1.0f;  // the codes came 2^-14 times too small
       const float s0 = inputs.scales[group * inputs.num_rows + row0] * kExpand;
       const float s1 = inputs.scales[group * inputs.num_rows + row1] * kExpand;
-      sum[0] += d[0] * (w_low * s0);
-      sum[1] += d[1] * (w_low * s1);
-      sum[2] += d[2] * (w_high * s0);
-      sum[3] += d[3] * (w_high * s1);
+      // The products are exact: powers of two.
+      sum[0] = fmaf(d[0], w_low * s0, sum[0]);
+      sum[1] = fmaf(d[1], w_low * s1, sum[1]);
+      sum[2] = fmaf(d[2], w_high * s0, sum[2]);
+      sum[3] = fmaf(d[3], w_high * s1, sum[3]);
     }
   }
-  double* out = acc + cta.warp * kPassRows * kTile;
-  const auto value = [&](int i) { return kPlain ? exact[i] : static_cast<double>(sum[i]); };
-  out[2 * t * kTile + g] = value(0);
-  out[(2 * t + 1) * kTile + g] = value(1);
-  out[2 * t * kTile + g + 8] = value(2);
-  out[(2 * t + 1) * kTile + g + 8] = value(3);
+  Sum* out = acc + cta.warp * kPassRows * kTile;
+  out[2 * t * kTile + g] = sum[0];
+  out[(2 * t + 1) * kTile + g] = sum[1];
+  out[2 * t * kTile + g + 8] = sum[2];
+  out[(2 * t + 1) * kTile + g + 8] = sum[3];
 }
 
 // The memory that multiply_chunk adds the warps' shares up in: two parts, used in turn.
+// fp64 for plain inputs, fp32 for quantised ones.
+template <bool kPlain>
+inline auto as_sums(double* partials) {
+  if constexpr (kPlain) {
+    return partials;
+  } else {
+    return reinterpret_cast<float*>(partials);
+  }
+}
+
 struct Multiplier {
   double* partials;  // [2][kPartials] of shared memory
   int turn = 0;
 };
 
-// The warps' shares of one value, ascending: in fp64 for plain inputs, in fp32 for quantised ones.
-template <bool kPlain>
-inline double sum_partials(const double* from, int num_warps) {
-  double exact = from[0];
-  float sum = static_cast<float>(from[0]);
-  for (int warp = 1; warp < num_warps; ++warp) {
-    if constexpr (kPlain) {
-      exact += from[warp * kPassRows * kTile];
-    } else {
-      sum += static_cast<float>(from[warp * kPassRows * kTile]);
-    }
-  }
-  return kPlain ? exact : static_cast<double>(sum);
+// The warps' shares of one value of a unit, ascending.
+template <typename Shape, typename Sum>
+inline Sum sum_partials(const Sum* partials, int unit, int n, int column) {
+  const Sum* from = partials + (unit * Shape::kWarpsOfUnit * kPassRows + n) * kTile + column;
+  Sum sum = from[0];
+#pragma unroll
+  for (int warp = 1; warp < Shape::kWarpsOfUnit; ++warp) sum += from[warp * kPassRows * kTile];
+  return sum;
 }
 
 // All consumers: takes the next chunk of the ring and multiplies it with the inputs' rows map[0..count); calls
-// emit(unit, n, column, value) in one thread for each. The sum over the warps is ascending. False: given up.
-template <Storage kStorage, bool kPlain, typename Emit>
-inline bool multiply_chunk(Cta& cta, Multiplier& multiplier, int bytes, const ChunkShape& shape, const Inputs& inputs,
-                           const int16_t* map, int count, const Emit& emit) {
+// emit(unit, n, column, value) in one thread for each. False: given up.
+template <Storage kStorage, bool kPlain, typename Shape, typename Emit>
+inline bool multiply_chunk(Cta& cta, Multiplier& multiplier, int bytes, const Inputs& inputs, const int16_t* map,
+                           int count, const Emit& emit) {
   const char* chunk = next_chunk(cta, bytes);
-  const int units = shape.units();
-  const int warps_per_unit = kWarps / units;
   bool alive = true;
   for (int begin = 0; begin == 0 || begin < count; begin += kPassRows) {
     double* partials = multiplier.partials + multiplier.turn * kPartials;
     multiplier.turn ^= 1;
-    if (count > 0)
-      multiply_pass<kStorage, kPlain>(cta, chunk, shape, inputs, map + begin, count - begin, partials);
-    const bool last = begin + kPassRows >= count;
-    if (last) release_chunk(cta);
+    if (count > 0) multiply_pass<kStorage, kPlain, Shape>(cta, chunk, inputs, map + begin, count - begin, as_sums<kPlain>(partials));
+    if (begin + kPassRows >= count) release_chunk(cta);
     alive = cta.sync_alive();
-    for (int i = cta.thread; alive && i < units * kPassRows * kTile; i += kConsumers) {
+    for (int i = cta.thread; alive && i < Shape::kUnits * kPassRows * kTile; i += kConsumers) {
       const int unit = i / (kPassRows * kTile);
-      const int n = begin + i / kTile % kPassRows;
-      if (n >= count) continue;
-      const double* from = partials + unit * warps_per_unit * kPassRows * kTile + i % (kPassRows * kTile);
-      emit(unit, n, i % kTile, sum_partials<kPlain>(from, warps_per_unit));
+      const int n = i / kTile % kPassRows;
+      if (begin + n >= count) continue;
+      emit(unit, begin + n, i % kTile, static_cast<double>(sum_partials<Shape>(as_sums<kPlain>(partials), unit, n, i % kTile)));
     }
   }
   return alive;

@@ -124,8 +124,8 @@ struct StepOutputRecord {
   RequestOutputRecord requests[kMaxStepRequests];
 };
 
-// First words of the mapped memory that host and kernel share: the host sets `abort`, the first CTA that gives up says
-// what it waited for.
+// The mapped memory that host and kernel share is an array of these: whoever gives the step up sets `abort` of the
+// first; CTA c says in number 1 + c what it waited for when it gave up.
 struct Report {
   uint32_t abort;
   uint32_t filled;  // 1: the fields below are valid
@@ -142,6 +142,14 @@ enum class Push : int32_t {
   kPeers,     // stored into every rank's arena
   kNone,      // own arena only: peers' granules are filled by the host
   kSelf,      // peers are played: the own values are stored at every rank's place
+};
+
+// What a CTA did in a call: cycle counts of its SM, and of them those that its first thread waited for weights.
+struct CallClock {
+  int64_t begin;
+  int64_t end;
+  int64_t weights;
+  int64_t ready;  // when the inputs of its first chunk were there
 };
 
 struct KernelParams {
@@ -163,6 +171,7 @@ struct KernelParams {
   uint64_t image_rows;   // f32 [image rows][hidden]
   uint64_t report;       // Report, mapped
   uint64_t previous_step;  // StepRecord that a step laid out on the device continues; 0: `step` holds the step
+  uint64_t clocks;         // CallClock[calls][CTAs]; 0: off
   uint64_t outputs;        // mapped StepOutputRecord[2] by the parity of the epoch
   int32_t max_pages;
   int32_t first_call;

@@ -24,10 +24,10 @@ inline int section_of(const CallRecord& record, int tile) {
   return section;
 }
 
-inline Chunk chunk_at(const CallRecord& record, int section_idx, int tile, int piece, int task) {
+// `chunk` counts the section's chunks: tiles of a chunk first, then its K slices.
+inline Chunk chunk_at(const CallRecord& record, int section_idx, int tile, int piece, int task, int chunk) {
   const SectionRecord& section = record.sections[section_idx];
-  const int64_t chunk = static_cast<int64_t>(tile) / record.tasks_per_chunk * section.num_pieces + piece;
-  return {section.chunks + static_cast<uint64_t>(chunk * section.chunk_bytes),
+  return {section.chunks + static_cast<uint64_t>(static_cast<int64_t>(chunk) * section.chunk_bytes),
           section.chunk_bytes,
           task,
           section_idx,
@@ -74,7 +74,9 @@ inline bool for_each_split(const CallRecord& record, int cta, int num_ctas, cons
   for (int task = tasks.first; task < record.num_tasks; task += tasks.stride) {
     const int tile = task / record.splits;
     const int section = section_of(record, tile);
-    if (!visit(chunk_at(record, section, tile - record.sections[section].first_tile, task % record.splits, task)))
+    const int inside = tile - record.sections[section].first_tile;
+    const int piece = task - tile * record.splits;
+    if (!visit(chunk_at(record, section, inside, piece, task, inside * record.sections[section].num_pieces + piece)))
       return false;
   }
   return true;
@@ -89,7 +91,7 @@ inline bool for_each_whole(const CallRecord& record, int cta, int num_ctas, cons
     const int end = batch + tasks.stride * constants::kTaskBatch;
     for (int piece = 0; piece < pieces; ++piece) {
       for (int task = batch; task < end && task < record.num_tasks; task += tasks.stride) {
-        if (!visit(chunk_at(record, 0, task, piece, task))) return false;
+        if (!visit(chunk_at(record, 0, task, piece, task, task * pieces + piece))) return false;
       }
     }
   }
@@ -99,12 +101,14 @@ inline bool for_each_whole(const CallRecord& record, int cta, int num_ctas, cons
 // The distinct experts' tiles and K slices, experts ascending.
 template <typename Visit>
 inline bool for_each_up(const CallRecord& record, const Shared& shared, int cta, int num_ctas, const Visit& visit) {
+  constexpr int kSplits = constants::kHidden / constants::kHiddenSlice;
+  constexpr int kPerExpert = (constants::kExpertWidth + kTile - 1) / kTile * kSplits;
   const TaskRange tasks = tasks_of(record, cta, num_ctas);
-  const int per_expert = record.tiles * record.splits;
-  for (int task = tasks.first; task < shared.num_experts * per_expert; task += tasks.stride) {
-    const int place = task / per_expert;
-    const int tile_split = task % per_expert;
-    Chunk chunk = chunk_at(record, 0, tile_split / record.splits, tile_split % record.splits, task);
+  const int end = shared.num_experts * kPerExpert;
+  for (int task = tasks.first; task < end; task += tasks.stride) {
+    const int place = task / kPerExpert;
+    const int chunk_idx = task - place * kPerExpert;
+    Chunk chunk = chunk_at(record, 0, chunk_idx / kSplits, chunk_idx % kSplits, task, chunk_idx);
     chunk.address += static_cast<uint64_t>(shared.experts[place] * record.sections[0].expert_stride);
     chunk.expert = place;
     if (!visit(chunk)) return false;
@@ -115,19 +119,20 @@ inline bool for_each_up(const CallRecord& record, const Shared& shared, int cta,
 // Expert by expert, the shared one last, all tiles of the CTA of each.
 template <typename Visit>
 inline bool for_each_down(const CallRecord& record, const Shared& shared, int cta, int num_ctas, const Visit& visit) {
+  constexpr int kPieces = constants::kExpertWidth / constants::kDownSlice;
   const TaskRange tasks = tasks_of(record, cta, num_ctas);
   for (int place = 0; place <= shared.num_experts; ++place) {
     const int section = place < shared.num_experts ? 0 : 1;
-    const int pieces = record.sections[section].num_pieces;
-    for (int i = 0;; ++i) {
-      const int task = tasks.first + i / pieces * tasks.stride;
-      if (task >= record.num_tasks) break;
-      Chunk chunk = chunk_at(record, section, task, i % pieces, task);
-      if (section == 0) {
-        chunk.address += static_cast<uint64_t>(shared.experts[place] * record.sections[0].expert_stride);
-        chunk.expert = place;
+    const uint64_t expert =
+        section == 0 ? static_cast<uint64_t>(shared.experts[place] * record.sections[0].expert_stride) : 0;
+    for (int task = tasks.first; task < record.num_tasks; task += tasks.stride) {
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const int chunk_idx = task / constants::kDownTilesPerChunk * kPieces + piece;
+        Chunk chunk = chunk_at(record, section, task, piece, task, chunk_idx);
+        chunk.address += expert;
+        if (section == 0) chunk.expert = place;
+        if (!visit(chunk)) return false;
       }
-      if (!visit(chunk)) return false;
     }
   }
   return true;
@@ -167,8 +172,9 @@ class Producer {
       warp_sync();
       const CallRecord& record = cta_.shared.producer_calls[call & 1];
       cta_.call_idx = call;
-      if (cta_.lane == 0 && streams_weights(record.stage) && !stream(record)) break;
+      const bool alive = cta_.lane != 0 || !streams_weights(record.stage) || stream(record);
       warp_sync();
+      if (ballot(!alive) != 0) break;  // all lanes leave together
     }
     if (cta_.lane == 0) drain();
     warp_sync();
@@ -261,7 +267,17 @@ inline const char* next_chunk(Cta& cta, int bytes) {
   int offset = static_cast<int>(cta.ring_at);
   if (offset + bytes > constants::kRingBytes) offset = 0;
   cta.ring_at = static_cast<uint32_t>(offset + bytes);
-  wait_phase(cta, &cta.shared.full[cta.chunk_idx % kRingSlots], (cta.chunk_idx / kRingSlots) & 1, 1);
+  uint64_t* bar = &cta.shared.full[cta.chunk_idx % kRingSlots];
+  const uint32_t parity = (cta.chunk_idx / kRingSlots) & 1;
+  if (cta.thread == 0 && cta.params.clocks != 0) {
+    CallClock* clock = call_clock(cta.params, cta.call_idx);
+    const long long begin = clock_cycles();
+    if (clock->ready == 0) clock->ready = begin;
+    wait_phase(cta, bar, parity, 1);
+    clock->weights += clock_cycles() - begin;
+  } else {
+    wait_phase(cta, bar, parity, 1);
+  }
   return shared_base() + kRingOffset + offset;
 }
 // This warp has read the chunk.

@@ -25,9 +25,13 @@ constexpr int linear_scratch(int rows, int width) { return partials_offset(rows,
 constexpr int whole_scratch(int rows, int width, int task_batch) {
   return linear_scratch(rows, width) + task_batch * rows * kTile * 8;
 }
-// Expert-down: inputs of `pairs` (row, expert) pairs, partials, the sums of the CTA's tiles.
+// The experts' stages: partials of several passes, twice; for expert-down the inputs of `pairs` (row, expert) pairs in
+// front and the sums of the CTA's tiles behind.
+inline constexpr int kExpertPasses = 4;
+inline constexpr int kExpertPartialBytes = 2 * kExpertPasses * kPartials * 4;
+constexpr int up_scratch(int rows, int width) { return partials_offset(rows, width) + kExpertPartialBytes; }
 constexpr int down_scratch(int pairs, int width, int rows, int tiles) {
-  return linear_scratch(pairs, width) + tiles * rows * kTile * 4;
+  return partials_offset(pairs, width) + kExpertPartialBytes + tiles * rows * kTile * 4;
 }
 
 // Words between rows of bf16 pairs that MMA fragments are read from: in pieces of 16 bytes `wanted` modulo 8, so that

@@ -34,18 +34,18 @@ inline bool run_split_linears(StageContext<S>& ctx, int count, const SliceOf& sl
       if (!cta.sync_alive()) return false;
       loaded = wanted;
     }
-    const ChunkShape shape{kWidth / kGroup, 1, 1};
+    using Shape = ChunkShape<kWidth / kGroup, 1, 1>;
     const auto take = [&](int, int n, int column, double value) {
       emit(chunk.task, cta.shared.map[n], column, static_cast<float>(value));
     };
     const int16_t* map = cta.shared.map;
     if constexpr (kUse == Use::kQuantized) {
-      return multiply_chunk<Storage::kFp8, false>(cta, multiplier, chunk.bytes, shape, inputs, map, count, take);
+      return multiply_chunk<Storage::kFp8, false, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take);
     } else if constexpr (kUse == Use::kPlain) {
-      return multiply_chunk<Storage::kFp8, true>(cta, multiplier, chunk.bytes, shape, inputs, map, count, take);
+      return multiply_chunk<Storage::kFp8, true, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take);
     } else {
-      return plain ? multiply_chunk<Storage::kBf16, true>(cta, multiplier, chunk.bytes, shape, inputs, map, count, take)
-                   : multiply_chunk<Storage::kFp8, false>(cta, multiplier, chunk.bytes, shape, inputs, map, count, take);
+      return plain ? multiply_chunk<Storage::kBf16, true, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take)
+                   : multiply_chunk<Storage::kFp8, false, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take);
     }
   });
 }
@@ -62,13 +62,20 @@ inline auto partial_sums(const StageContext<S>& ctx, int64_t first_granule = 0, 
   };
 }
 
+// Names the rows whose norm factors a call needs: kExpertUp takes those of kFfnIn.
+template <Stage S>
+inline int site_key(const StageContext<S>& ctx) {
+  constexpr Stage kSite = S == Stage::kExpertUp ? Stage::kFfnIn : S;
+  return ((ctx.record.layer + 1) * 2 + ctx.record.draft) * program::kNumStages + static_cast<int>(kSite);
+}
+
 // Linears whose inputs are the normed collapsed streams.
 template <Region U, Region Out, Stage S>
 inline bool run_site_inputs(StageContext<S>& ctx) {
   const SliceSource source{ctx.template read<U>(), constants::kSliceWidth};
   const int count = map_rows(ctx.cta, ctx.num_rows(), [&](int row) { return ctx.live(row); });
   if (ctx.first_task() >= ctx.record.num_tasks) return true;
-  if (!row_scales(ctx.cta, source, constants::kHidden, count)) return false;
+  if (!row_scales(ctx.cta, source, constants::kHidden, count, site_key(ctx))) return false;
   const uint64_t norm = ctx.record.vectors[0];
   const auto load = [&](const Inputs& inputs, int piece, bool plain) {
     const int begin = piece * constants::kHiddenSlice;
@@ -95,7 +102,7 @@ inline bool run_stage(StageContext<Stage::kFfnIn>& ctx) {
 template <int kInputs, int kWidth, Region Out, Stage S>
 inline bool run_normed_sums(StageContext<S>& ctx, const SplitSource& source, int count) {
   if (ctx.first_task() >= ctx.record.num_tasks) return true;
-  if (!row_scales(ctx.cta, source, kInputs, count)) return false;
+  if (!row_scales(ctx.cta, source, kInputs, count, site_key(ctx))) return false;
   const uint64_t norm = ctx.record.vectors[0];
   const auto load = [&](const Inputs& inputs, int piece, bool) {
     load_slice<false, true>(ctx.cta, source, norm, piece * kWidth, kWidth, count, inputs);
@@ -105,9 +112,13 @@ inline bool run_normed_sums(StageContext<S>& ctx, const SplitSource& source, int
 
 template <>
 inline bool run_stage(StageContext<Stage::kQProj>& ctx) {
-  const SplitSource source{ctx.read<Region::kAttnInPart>(), ctx.record.tile_of[0], ctx.record.reader_splits};
+  const RowSource source{ctx.read<Region::kQIn>(), 0, constants::kQLoraRank};
   const int count = map_rows(ctx.cta, ctx.num_rows(), [&](int row) { return ctx.live(row); });
-  return run_normed_sums<constants::kQLoraRank, constants::kQSlice, Region::kQPart>(ctx, source, count);
+  const auto load = [&](const Inputs& inputs, int piece, bool) {
+    load_slice<false, false>(ctx.cta, source, 0, piece * constants::kQSlice, constants::kQSlice, count, inputs);
+  };
+  return run_split_linears<constants::kQSlice, Use::kQuantized>(ctx, count, piece_of, load,
+                                                                partial_sums<Region::kQPart>(ctx));
 }
 
 // Rows of the target whose request keeps draft context.
@@ -203,7 +214,7 @@ inline bool run_whole_linears(StageContext<S>& ctx, int count, const Load& load,
       if (!cta.sync_alive()) return false;
       loaded = chunk.piece;
     }
-    const ChunkShape shape{kWidth / kGroup, 1, 1};
+    using Shape = ChunkShape<kWidth / kGroup, 1, 1>;
     const int place = (chunk.task - tasks.first) / tasks.stride % constants::kTaskBatch;
     const auto take = [&](int, int n, int column, double value) {
       double& sum = sums[(place * constants::kRows + n) * kTile + column];
@@ -214,13 +225,13 @@ inline bool run_whole_linears(StageContext<S>& ctx, int count, const Load& load,
         emit(chunk.task, n, column, static_cast<float>(value));
       }
     };
-    return multiply_chunk<kStorage, kPlain>(cta, multiplier, chunk.bytes, shape, inputs, cta.shared.map, count, take);
+    return multiply_chunk<kStorage, kPlain, Shape>(cta, multiplier, chunk.bytes, inputs, cta.shared.map, count, take);
   });
 }
 
 template <>
 inline bool run_stage(StageContext<Stage::kWoB>& ctx) {
-  const SplitSource source{ctx.read<Region::kOaPart>(), 0, ctx.record.reader_splits};
+  const RowSource source{ctx.read<Region::kOIn>(), 0, constants::kRankGroups * constants::kOLoraRank};
   const int count = map_rows(ctx.cta, ctx.num_rows(), [&](int row) { return ctx.live(row); });
   const auto load = [&](const Inputs& inputs, int piece) {
     load_slice<false, false>(ctx.cta, source, 0, piece * constants::kWoBSlice, constants::kWoBSlice, count, inputs);
@@ -238,7 +249,7 @@ inline bool run_stage(StageContext<Stage::kHead>& ctx) {
     return ctx.live(row) && (ctx.record.draft || (ctx.cta.shared.step.rows[row].flags & kRowNeedsLogits) != 0);
   });
   if (ctx.first_task() >= ctx.record.num_tasks) return true;
-  if (!row_scales(ctx.cta, source, constants::kHidden, count)) return false;
+  if (!row_scales(ctx.cta, source, constants::kHidden, count, site_key(ctx))) return false;
   const auto load = [&](const Inputs& inputs, int piece) {
     load_slice<true, true>(ctx.cta, source, ctx.record.vectors[0], piece * constants::kHiddenSlice,
                            constants::kHiddenSlice, count, inputs);

@@ -138,8 +138,8 @@ inline bool run_stage(StageContext<Stage::kMarkov>& ctx) {
       markov_scratch(cta).logits[n][column] = logit;
       put_f32(cta, sink, (int64_t{chunk.task} * constants::kMaxRequests + map[n]) * kTile + column, logit);
     };
-    if (!multiply_chunk<Storage::kBf16, true>(cta, multiplier, chunk.bytes, {constants::kMarkovSlice / kGroup, 1, 1},
-                                              inputs, map, count, emit))
+    if (!multiply_chunk<Storage::kBf16, true, ChunkShape<constants::kMarkovSlice / kGroup, 1, 1>>(
+            cta, multiplier, chunk.bytes, inputs, map, count, emit))
       return false;
     if (!cta.sync_alive()) return false;
     if (cta.thread < count) put_top(ctx, chunk.task, cta.thread);

@@ -11,8 +11,6 @@ namespace monostep::gpu {
 struct MixScratch {
   double parts[kWarps][constants::kMixOutputs + 1];
   float products[constants::kMixOutputs + 1];
-  float comb[constants::kHc * constants::kHc];
-  float sums[constants::kHc];
 };
 static_assert(sizeof(MixScratch) <= constants::kScratchBytes);
 
@@ -44,53 +42,98 @@ inline void sum_products(const Cta& cta, const Words& parts, int row, MixScratch
   }
 }
 
-// One warp: every line of comb divided by its sum + eps; rows (step 1) or columns (step hc) of the matrix.
-inline void normalize_lines(const Cta& cta, int outer_step, int inner_step, MixScratch& scratch) {
-  constexpr int kHc = constants::kHc;
-  if (cta.lane < kHc) {
-    float sum = 0;
-    for (int i = 0; i < kHc; ++i) sum += scratch.comb[cta.lane * outer_step + i * inner_step];
-    scratch.sums[cta.lane] = sum + constants::kHcEps;
+// The matrix comb of one warp: lane l holds elements l and l + 32 of [row][column], hc_mult x hc_mult <= 64.
+class Comb {
+ public:
+  static constexpr int kHc = constants::kHc;
+  static constexpr int kPerLane = (kHc * kHc + 31) / 32;
+
+  explicit Comb(const Cta& cta) : cta_(cta) {}
+
+  // Every line divided by its sum (ascending) + eps; line i holds elements i x outer_step + j x inner_step.
+  void normalize(bool rows) {
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) {
+      const int idx = cta_.lane + 32 * k;
+      const int line = rows ? idx / kHc : idx % kHc;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kHc; ++j) sum += element(rows ? line * kHc + j : j * kHc + line);
+      sums_[k] = sum + constants::kHcEps;
+    }
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) values_[k] /= sums_[k];
   }
-  warp_sync();
-  for (int i = cta.lane; i < kHc * kHc; i += 32) {
-    const int line = outer_step == 1 ? i % kHc : i / kHc;
-    scratch.comb[i] /= scratch.sums[line];
+
+  float& value(int k) { return values_[k]; }
+
+  // The element of an index, to every lane; the index may differ between lanes.
+  float element(int idx) const {
+    float out = shuffle(values_[0], idx % 32);
+#pragma unroll
+    for (int k = 1; k < kPerLane; ++k) {
+      const float other = shuffle(values_[k], idx % 32);
+      if (idx / 32 == k) out = other;
+    }
+    return out;
   }
-  warp_sync();
-}
+
+ private:
+  const Cta& cta_;
+  float values_[kPerLane] = {};
+  float sums_[kPerLane] = {};
+};
 
 // One warp: coefficients of the row from scratch.products; puts pre, post, comb.
 inline void finish_mix(const Cta& cta, const Sink& sink, int row, const float* scale, const float* base,
                        MixScratch& scratch) {
   constexpr int kHc = constants::kHc;
+  constexpr int kElements = kHc * kHc;
   const int64_t first = int64_t{row} * constants::kMixOutputs;
-  if (cta.lane < kHc) {
-    const float pre = scratch.products[cta.lane] * scale[0] + base[cta.lane];
-    put_f32(cta, sink, first + cta.lane, sigmoid_f32(pre) + constants::kHcEps);
-    const float post = scratch.products[kHc + cta.lane] * scale[1] + base[kHc + cta.lane];
-    put_f32(cta, sink, first + kHc + cta.lane, 2.0f * sigmoid_f32(post));
-    float* line = scratch.comb + cta.lane * kHc;
+  if (cta.lane < 2 * kHc) {
+    const bool post = cta.lane >= kHc;
+    const float value = sigmoid_f32(scratch.products[cta.lane] * scale[post ? 1 : 0] + base[cta.lane]);
+    put_f32(cta, sink, first + cta.lane, post ? 2.0f * value : value + constants::kHcEps);
+  }
+  Comb comb(cta);
+#pragma unroll
+  for (int k = 0; k < Comb::kPerLane; ++k) {
+    const int idx = cta.lane + 32 * k;
+    if (idx < kElements) comb.value(k) = scratch.products[2 * kHc + idx] * scale[2] + base[2 * kHc + idx];
+  }
+  float exponents[Comb::kPerLane];
+#pragma unroll
+  for (int k = 0; k < Comb::kPerLane; ++k) {
+    const int line = (cta.lane + 32 * k) / kHc;
     float most = -INFINITY;
-    for (int i = 0; i < kHc; ++i) {
-      const int idx = 2 * kHc + cta.lane * kHc + i;
-      line[i] = scratch.products[idx] * scale[2] + base[idx];
-      most = fmaxf(most, line[i]);
-    }
+#pragma unroll
+    for (int j = 0; j < kHc; ++j) most = fmaxf(most, comb.element(line * kHc + j));
+    exponents[k] = exp_f32(comb.value(k) - most);
+  }
+#pragma unroll
+  for (int k = 0; k < Comb::kPerLane; ++k) comb.value(k) = exponents[k];
+  // Softmax over a row, then + eps.
+#pragma unroll
+  for (int k = 0; k < Comb::kPerLane; ++k) {
+    const int line = (cta.lane + 32 * k) / kHc;
     float sum = 0;
-    for (int i = 0; i < kHc; ++i) {
-      line[i] = exp_f32(line[i] - most);
-      sum += line[i];
-    }
-    for (int i = 0; i < kHc; ++i) line[i] = line[i] / sum + constants::kHcEps;
+#pragma unroll
+    for (int j = 0; j < kHc; ++j) sum += comb.element(line * kHc + j);
+    exponents[k] = comb.value(k) / sum + constants::kHcEps;
   }
-  warp_sync();
-  normalize_lines(cta, 1, kHc, scratch);  // columns
+#pragma unroll
+  for (int k = 0; k < Comb::kPerLane; ++k) comb.value(k) = exponents[k];
+  comb.normalize(false);
+#pragma unroll 1
   for (int iteration = 1; iteration < constants::kSinkhornIterations; ++iteration) {
-    normalize_lines(cta, kHc, 1, scratch);
-    normalize_lines(cta, 1, kHc, scratch);
+    comb.normalize(true);
+    comb.normalize(false);
   }
-  for (int i = cta.lane; i < kHc * kHc; i += 32) put_f32(cta, sink, first + 2 * kHc + i, scratch.comb[i]);
+#pragma unroll
+  for (int k = 0; k < Comb::kPerLane; ++k) {
+    const int idx = cta.lane + 32 * k;
+    if (idx < kElements) put_f32(cta, sink, first + 2 * kHc + idx, comb.value(k));
+  }
 }
 
 template <Region Parts, Region Out, Stage S>

@@ -4,6 +4,7 @@
 #include "gpu/device/stage_attend.h"
 #include "gpu/device/stage_engram_rows.h"
 #include "gpu/device/stage_ffn.h"
+#include "gpu/device/stage_finish.h"
 #include "gpu/device/stage_fold.h"
 #include "gpu/device/stage_index.h"
 #include "gpu/device/stage_kv.h"
@@ -48,17 +49,20 @@ inline Walk run_call(Walk walk, int stage, int call_idx) {
     case Stage::kFold: return run<Stage::kFold>(walk, call_idx);
     case Stage::kAttnMix: return run<Stage::kAttnMix>(walk, call_idx);
     case Stage::kAttnIn: return run<Stage::kAttnIn>(walk, call_idx);
+    case Stage::kQNorm: return run<Stage::kQNorm>(walk, call_idx);
     case Stage::kQProj: return run<Stage::kQProj>(walk, call_idx);
     case Stage::kKvNew: return run<Stage::kKvNew>(walk, call_idx);
     case Stage::kIndexScore: return run<Stage::kIndexScore>(walk, call_idx);
     case Stage::kIndexSelect: return run<Stage::kIndexSelect>(walk, call_idx);
     case Stage::kAttend: return run<Stage::kAttend>(walk, call_idx);
     case Stage::kWoA: return run<Stage::kWoA>(walk, call_idx);
+    case Stage::kOSum: return run<Stage::kOSum>(walk, call_idx);
     case Stage::kWoB: return run<Stage::kWoB>(walk, call_idx);
     case Stage::kFfnFold: return run<Stage::kFfnFold>(walk, call_idx);
     case Stage::kFfnMix: return run<Stage::kFfnMix>(walk, call_idx);
     case Stage::kFfnIn: return run<Stage::kFfnIn>(walk, call_idx);
     case Stage::kExpertUp: return run<Stage::kExpertUp>(walk, call_idx);
+    case Stage::kExpertAct: return run<Stage::kExpertAct>(walk, call_idx);
     case Stage::kExpertDown: return run<Stage::kExpertDown>(walk, call_idx);
     case Stage::kHeadFold: return run<Stage::kHeadFold>(walk, call_idx);
     case Stage::kHead: return run<Stage::kHead>(walk, call_idx);
@@ -94,6 +98,7 @@ inline void set_up(const KernelParams& params) {
     mbarrier_init_fence();
     shared.dead = 0;
     shared.routed_layer = -1;
+    shared.scaled_key = -1;
     shared.num_experts = 0;
     shared.params = params;
   }
@@ -121,7 +126,10 @@ inline void consume() {
     if (call + 1 < last)
       copy_words(&shared.calls[(call + 1) & 1], record_address(shared.params, call + 1), sizeof(CallRecord), thread_idx(),
                  kConsumers);
+    CallClock* clock = thread_idx() == 0 ? call_clock(shared.params, call) : nullptr;
+    if (clock != nullptr) *clock = {clock_cycles(), 0, 0, 0};
     walk = run_call(walk, shared.calls[call & 1].stage, call);
+    if (clock != nullptr) clock->end = clock_cycles();
     if (!walk.alive) break;
     bar_sync(1, kConsumers);
   }
