@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   try {
     CLI::App root("monostep: low-latency inference for DeepSeek-V4.1-Flash", "monostep");
     root.require_subcommand(1);
-    root.set_version_flag("--version", "monostep " MONOSTEP_VERSION "\nbackends: cpu");
+    root.set_version_flag("--version", "monostep " MONOSTEP_VERSION "\nbackends: cpu, gpu");
     monostep::apps::add_generate(root, &status);
     monostep::apps::add_trace(root, &status);
     monostep::apps::add_tokenize(root, &status);

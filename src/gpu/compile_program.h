@@ -10,7 +10,7 @@
 namespace monostep::gpu {
 
 inline constexpr const char* kKernelName = "monostep_step";
-inline constexpr int kSharedLimit = 232448 - 1024;  // bytes a CTA of sm_90 may have, less what the system keeps
+inline constexpr int kSharedLimit = 232448;  // bytes a CTA of sm_90 may ask for
 
 // Every text that goes into the program. The standard headers that the sources name are replaced by the few lines of
 // them that are used.

@@ -239,13 +239,12 @@ Result<ProgramSizes> program_sizes(const Layout& layout, const Plan& plan, int s
   if (g.dspark_markov_rank > program::kMaxKSlice)
     return refuse(fmt::format("Markov rank {}; at most {}", g.dspark_markov_rank, program::kMaxKSlice));
   const int widest = widest_chunk(plan);
-  for (int pairs : {64, 48, 32, 24, 16, 8}) {
-    if (pairs < layout.rows()) pairs = layout.rows();
+  for (const int pairs : {64, 48, 32, 24, 16, 8}) {
     for (const int task_batch : {16, 8, 4, 2, 1}) {
       const int scratch = round_up(scratch_need(layout, plan, task_batch, pairs), 128);
       const int state = state_bytes(round_up(most_experts(g), 64), pairs);
       const int ring = (shared_limit - state - scratch) / 1024 * 1024;
-      const bool roomy = ring >= (layout.rows() <= 8 ? kWantedRing : kWideRing) || (task_batch == 1 && pairs <= layout.rows());
+      const bool roomy = ring >= (layout.rows() <= 8 ? kWantedRing : kWideRing) || (task_batch == 1 && pairs == 8);
       if (!roomy || ring < widest) continue;
       ProgramSizes sizes;
       sizes.shared = {std::min(ring, kMostRing), scratch, state + std::min(ring, kMostRing) + scratch};

@@ -16,7 +16,7 @@ inline constexpr int kChunkAlign = 64;       // bytes; smaller alignments cost b
 inline constexpr int kMinChunkBytes = 8192;  // one producer thread keeps up with HBM from here (measured on H200)
 inline constexpr int kScaleGroup = 32;       // elements along K that share a scale; FP8 scales also span 32 rows
 
-enum class Split : uint8_t { kNone, kRows, kColumns };     // what a rank holds of a tensor
+enum class Split : uint8_t { kNone, kRows, kColumns };  // what a rank holds of a tensor
 enum class Order : uint8_t {
   kFragments,  // chunks of kTile rows by a K slice, in MMA order
   kSlices,     // hc_*_fn: one chunk a slice of the hidden dimension, f32 [row][stream][slice column]

@@ -23,7 +23,7 @@ TEST(Main, version_is_printed_with_the_backends) {
   const ProgramRun run = run_program("--version");
   EXPECT_EQ(run.code, 0);
   EXPECT_TRUE(run.out.starts_with("monostep ")) << run.out;
-  EXPECT_TRUE(run.out.ends_with("\nbackends: cpu\n")) << run.out;
+  EXPECT_TRUE(run.out.ends_with("\nbackends: cpu, gpu\n")) << run.out;
 }
 
 TEST(Main, help_goes_to_standard_output) {

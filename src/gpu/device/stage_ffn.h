@@ -13,22 +13,19 @@ class ExpertBatch {
  public:
   ExpertBatch(Cta& cta, char* partials) : cta_(cta), partials_(reinterpret_cast<float*>(partials)) {}
 
-  // Takes the next chunk of the ring, for `count` pairs from `first_pair` on whose inputs are rows map[0..count); calls
+  // Multiplies a chunk for `count` pairs from `first_pair` on whose inputs are rows map[0..count); calls
   // add_up(pass, sums) for passes that must make room. False: given up.
   template <Storage kStorage, typename Shape, typename AddUp>
-  bool multiply(const Chunk& chunk, const Inputs& inputs, const int16_t* map, int first_pair, int count,
-                const AddUp& add_up) {
-    const char* bytes = next_chunk(cta_, chunk.bytes);
+  bool multiply(const Chunk& chunk, const char* bytes, const Inputs& inputs, const int16_t* map, int first_pair,
+                int count, const AddUp& add_up) {
     bool alive = true;
     for (int begin = 0; begin < count; begin += kPassRows) {
-      if (size_ == kExpertPasses) alive = flush(add_up) && alive;
       multiply_pass<kStorage, false, Shape>(cta_, bytes, inputs, map + begin, count - begin, sums(size_));
       const int rows = count - begin < kPassRows ? count - begin : kPassRows;
-      if (cta_.thread == 0) cta_.shared.passes[set_][size_] = {chunk.task, chunk.tile * (constants::kHidden / constants::kHiddenSlice) + chunk.piece, first_pair + begin, rows};
-      ++size_;
+      const int tile_split = chunk.tile * (constants::kHidden / constants::kHiddenSlice) + chunk.piece;
+      if (cta_.thread == 0) cta_.shared.passes[set_][size_] = {chunk.task, tile_split, first_pair + begin, rows};
+      if (++size_ == kExpertPasses) alive = flush(add_up) && alive;
     }
-    release_chunk(cta_);
-    if (size_ == kExpertPasses) alive = flush(add_up) && alive;
     return alive;
   }
 
@@ -86,8 +83,11 @@ inline bool run_stage(StageContext<Stage::kExpertUp>& ctx) {
       loaded = chunk.piece;
     }
     const int first = shared.pair_begin[chunk.expert];
-    return batch.multiply<Storage::kFp4, Shape>(chunk, inputs, shared.pair_row + first, first,
-                                                shared.pair_begin[chunk.expert + 1] - first, add_up);
+    const char* bytes = next_chunk(cta, chunk.bytes);
+    const bool alive = batch.multiply<Storage::kFp4, Shape>(chunk, bytes, inputs, shared.pair_row + first, first,
+                                                            shared.pair_begin[chunk.expert + 1] - first, add_up);
+    release_chunk(cta);
+    return alive;
   });
   return alive && batch.flush(add_up);
 }
@@ -100,11 +100,13 @@ class HiddenPairs {
 
   int begin(int place) const { return shared_.pair_begin[place]; }
 
-  // The first place behind `place` whose pairs do not fit beside those from `place` on.
-  int batch_end(int place) const {
+  // Where the pairs end that are held together: behind `last`, a pair of `place`, further places while they fit.
+  int held_end(int place, int last) const {
+    const int first = begin(place);
+    if (last < begin(place + 1) || last - first > constants::kPairCapacity) return last;
     int end = place + 1;
-    while (end <= shared_.num_experts && begin(end + 1) - begin(place) <= constants::kPairCapacity) ++end;
-    return end;
+    while (end <= shared_.num_experts && begin(end + 1) - first <= constants::kPairCapacity) ++end;
+    return begin(end) > last ? begin(end) : last;
   }
 
   // Activations of pairs [first, last) into rows 0.. of the inputs, quantised.
@@ -194,23 +196,30 @@ inline bool run_stage(StageContext<Stage::kExpertDown>& ctx) {
       }
     }
   };
-  int batch_begin = 0;
-  int batch_end = 0;
+  int held_begin = 0;  // pairs whose inputs are held
+  int held_end = 0;
   const bool alive = for_each_chunk<Stage::kExpertDown>(record, shared, cta.idx, cta.count, [&](const Chunk& chunk) {
     const int place = chunk.expert >= 0 ? chunk.expert : shared.num_experts;
-    if (place >= batch_end) {
-      batch_begin = place;
-      batch_end = pairs.batch_end(place);
-      if (!batch.flush(add_up)) return false;
-      pairs.load(pairs.begin(batch_begin), pairs.begin(batch_end), inputs);
-      if (!cta.sync_alive()) return false;
+    const int end = pairs.begin(place + 1);
+    const char* bytes = next_chunk(cta, chunk.bytes);
+    bool alive = true;
+    for (int first = pairs.begin(place); first < end && alive; first += constants::kPairCapacity) {
+      const int last = end - first < constants::kPairCapacity ? end : first + constants::kPairCapacity;
+      if (first < held_begin || last > held_end) {
+        held_begin = first;
+        held_end = pairs.held_end(place, last);
+        if (!batch.flush(add_up)) return false;
+        pairs.load(held_begin, held_end, inputs);
+        if (!cta.sync_alive()) return false;
+      }
+      const Inputs part = part_of(inputs, chunk.piece * constants::kDownSlice);
+      const int16_t* map = shared.identity + (first - held_begin);
+      alive = chunk.expert >= 0
+                  ? batch.multiply<Storage::kFp4, Shape>(chunk, bytes, part, map, first, last - first, add_up)
+                  : batch.multiply<Storage::kFp8, Shape>(chunk, bytes, part, map, first, last - first, add_up);
     }
-    const int first = pairs.begin(place);
-    const int count = pairs.begin(place + 1) - first;
-    const Inputs part = part_of(inputs, chunk.piece * constants::kDownSlice);
-    const int16_t* map = shared.identity + (first - pairs.begin(batch_begin));
-    return chunk.expert >= 0 ? batch.multiply<Storage::kFp4, Shape>(chunk, part, map, first, count, add_up)
-                             : batch.multiply<Storage::kFp8, Shape>(chunk, part, map, first, count, add_up);
+    release_chunk(cta);
+    return alive;
   });
   if (!alive || !batch.flush(add_up)) return false;
   put_down_sums(ctx, sums);
