@@ -16,12 +16,16 @@ using program::Scope;
 using program::Stage;
 using program::Word;
 
-// Which step a tag is of.
+// Which tags are taken over: those of a step, or of one call of it. With several ranks the calls run one by one and only
+// the call's own tags count: a rank's arena still holds what it was handed of earlier layers of the step.
 struct Epoch {
   uint32_t epoch = 0;
   int tag_bits = 0;
+  uint32_t exact = 0;  // 0: any call
 
-  bool holds(uint32_t tag) const { return tag >> tag_bits == epoch << tag_bits >> tag_bits; }
+  bool holds(uint32_t tag) const {
+    return exact != 0 ? tag == exact : tag >> tag_bits == epoch << tag_bits >> tag_bits;
+  }
 };
 
 // Regions whose granules do not lie one behind the other: all their words carry the tag of granule 0, which every step
@@ -134,7 +138,8 @@ PoolUse pool_use(const program::Program& program, const cpu::CallRange& range) {
 }
 
 Status take_results(cpu::Machine& machine, gpu::Rank& rank, cpu::RankState& state, const cpu::CallRange& range) {
-  const Epoch epoch{machine.inputs->epoch, machine.plan().tag_bits()};
+  const uint32_t exact = machine.num_ranks() > 1 ? machine.plan().tag(machine.inputs->epoch, range.first) : 0;
+  const Epoch epoch{machine.inputs->epoch, machine.plan().tag_bits(), exact};
   for (const auto& [region, copy] : copies_written(machine.layout(), range)) {
     std::vector<uint64_t> pairs;
     TRY(rank.read_region(region, copy, pairs));

@@ -101,9 +101,8 @@ Result<CachedCubin> cached_cubin(const std::filesystem::path& dir, const std::st
   return made;
 }
 
-Result<CachedCubin> cached_compile(const Sources& sources, const CompileOptions& options,
+Result<CachedCubin> cached_compile(const Result<Nvrtc>& nvrtc, const Sources& sources, const CompileOptions& options,
                                    const std::filesystem::path& dir) {
-  const Result<Nvrtc> nvrtc = Nvrtc::open();
   const std::string any_compiler = program_digest(sources, options, "any");
   if (!nvrtc.ok()) return cached_cubin(dir, any_compiler, [&]() -> Result<Cubin> { return nvrtc.error(); });
   TRY_ASSIGN(CachedCubin made, cached_cubin(dir, program_digest(sources, options, nvrtc->version()),

@@ -32,7 +32,11 @@ Result<CachedCubin> cached_cubin(const std::filesystem::path& dir, const std::st
                                  const std::function<Result<Cubin>()>& make);
 
 // The same with NVRTC as the maker. Where NVRTC is not there, what any version of it has made.
-Result<CachedCubin> cached_compile(const Sources& sources, const CompileOptions& options,
+Result<CachedCubin> cached_compile(const Result<Nvrtc>& nvrtc, const Sources& sources, const CompileOptions& options,
                                    const std::filesystem::path& dir);
+inline Result<CachedCubin> cached_compile(const Sources& sources, const CompileOptions& options,
+                                          const std::filesystem::path& dir) {
+  return cached_compile(Nvrtc::open(), sources, options, dir);
+}
 
 }  // namespace monostep::gpu

@@ -24,6 +24,11 @@ constexpr const char* kMain =
     "extern \"C\" void monostep_step(const void* params) {\n"
     "  monostep::gpu::step_kernel(*static_cast<const monostep::gpu::KernelParams*>(params));\n}\n";
 
+// Programs of one process share nothing: without -fno-gnu-unique the first one's inline constants would serve all.
+constexpr const char* kCompiler =
+    "c++ -std=c++20 -O1 -g1 -shared -fPIC -ffp-contract=off -fno-gnu-unique -Wl,-Bsymbolic -w "
+    "-DMONOSTEP_EMULATED='\"emulator/emulated_ptx.h\"'";
+
 // One process at a time compiles into a folder.
 class FolderLock {
  public:
@@ -60,7 +65,7 @@ void write_sources(const Sources& sources, const std::string& main, const fs::pa
 }
 
 Result<fs::path> compile(const Sources& sources, const std::string& main) {
-  const std::string digest = program_digest(with_emulator(sources, main), {}, "emulated");
+  const std::string digest = program_digest(with_emulator(sources, main), {}, kCompiler);
   const fs::path dir = fs::path(MONOSTEP_BINARY_DIR) / "emulated" / digest;
   const fs::path library = dir / "program.so";
   fs::create_directories(dir);
@@ -68,10 +73,8 @@ Result<fs::path> compile(const Sources& sources, const std::string& main) {
   if (fs::exists(library)) return library;
   write_sources(sources, main, dir);
   const std::string made = (dir / "made.so").string();
-  const std::string command = fmt::format(
-      "c++ -std=c++20 -O1 -g1 -shared -fPIC -ffp-contract=off -w -DMONOSTEP_EMULATED='\"emulator/emulated_ptx.h\"' "
-      "-I{1} -I{0}/src -I{0}/tests/gpu {1}/program.cc -o {2} 2> {1}/log",
-      MONOSTEP_SOURCE_DIR, dir.string(), made);
+  const std::string command = fmt::format("{3} -I{1} -I{0}/src -I{0}/tests/gpu {1}/program.cc -o {2} 2> {1}/log",
+                                          MONOSTEP_SOURCE_DIR, dir.string(), made, kCompiler);
   if (std::system(command.c_str()) != 0)
     return Error{Code::kInternal, "the device sources do not compile for the emulator", (dir / "log").string()};
   fs::rename(made, library);

@@ -166,6 +166,22 @@ TEST(ProgramCache, programs_of_nvrtc_are_kept) {
   EXPECT_FALSE(first->from_cache);
   EXPECT_TRUE(second->from_cache);
   EXPECT_EQ(first->cubin.bytes, second->cubin.bytes);
+  const auto without_compiler = cached_compile(Error{Code::kUnavailable, "none", {}}, sources, {}, dir.path());
+  ASSERT_TRUE(without_compiler.ok());
+  EXPECT_EQ(without_compiler->cubin.bytes, first->cubin.bytes);
+}
+
+TEST(ProgramCache, without_a_compiler_only_kept_programs_are_served) {
+  const TempDir dir;
+  const Result<Nvrtc> none = Error{Code::kUnavailable, "no compiler", {}};
+  const Sources sources = {{"main.cu", "text"}, {}};
+  EXPECT_EQ(cached_compile(none, sources, {}, dir.path()).error().text, "no compiler");
+  Maker maker;
+  ASSERT_TRUE(maker.get(dir.path(), program_digest(sources, {}, "any")).ok());
+  const auto served = cached_compile(none, sources, {}, dir.path());
+  ASSERT_TRUE(served.ok());
+  EXPECT_EQ(served->cubin.bytes, kMade);
+  EXPECT_FALSE(cached_compile(none, {{"main.cu", "other"}, {}}, {}, dir.path()).ok());
 }
 
 }  // namespace

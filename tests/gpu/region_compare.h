@@ -22,8 +22,11 @@ using program::Region;
 // A word that no call has put.
 inline const float kPoison = std::bit_cast<float>(0x7fc50000u);
 
-inline constexpr double kF32Bound = 1e-5;      // of the root mean square
-inline constexpr double kRoundedBound = 4e-3;  // the same, of fp32 words behind a rounding: one bf16 step of one input
+inline constexpr double kF32Bound = 1e-5;  // of the root mean square
+
+// The same, of fp32 words behind a rounding: one bf16 step of one value of a slice of streams reaches the products of
+// its row. Measured on micro over all positions: three such values, each beside products that differ by at most 4.8e-3.
+inline constexpr double kRoundedBound = 1e-2;
 
 // Words of unlike size (sums of squares beside products, ids beside values) lie in columns with an RMS of their own.
 inline int columns_of(const program::Layout& layout, Region region) {
