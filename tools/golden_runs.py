@@ -4,7 +4,7 @@
 # does not end as it must. Makes checkpoints by the recipe, unpacks records and writes traces under --work. Called by
 # scripts/test-golden.
 # usage: golden_runs.py --monostep PROGRAM --work FOLDER [--backend cpu|gpu] [--cut step|layer|stage] [--jobs N]
-#                       [--realdims FOLDER]
+#                       [--realdims FOLDER] [--only REGEX]
 # --realdims: also the record case_600 with its bounds.json in FOLDER, which is too large to lie here.
 import argparse
 import concurrent.futures
@@ -71,7 +71,7 @@ def run(command):
     return done.returncode, done.stdout + done.stderr
 
 
-REALDIMS = tuple(Comparison('realdims', ('case_600',), mode) for mode in ('free', 'decode', 'cached', 'ffn'))
+REALDIMS = tuple(Comparison('realdims', ('case_600',), mode) for mode in ('free', 'cached', 'ffn'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +150,13 @@ def main():
     parser.add_argument('--cut', choices=('step', 'layer', 'stage'), default='')
     parser.add_argument('--jobs', type=int, help='comparisons at a time (default: one a core, on the gpu one)')
     parser.add_argument('--realdims', type=pathlib.Path)
+    parser.add_argument('--only', default='', help='regular expression on "FOLDER MODE tpN"')
     options = parser.parse_args()
     setting = Setting(options.monostep, options.work, options.backend, options.cut, options.realdims)
     prepare(setting)
     jobs = options.jobs or (1 if options.backend == 'gpu' else os.cpu_count())
     wanted = [*(REALDIMS if options.realdims else ()), *comparisons()]
+    wanted = [item for item in wanted if re.search(options.only, f'{item.folder} {item.mode} tp{item.tp}')]
     print(f'{"records":30} {"mode":7} tp worst/bound  {"quantity":14}')
     num_bad = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as workers:
