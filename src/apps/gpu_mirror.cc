@@ -16,8 +16,8 @@ using program::Scope;
 using program::Stage;
 using program::Word;
 
-// Which tags are taken over: those of a step, or of one call of it. With several ranks the calls run one by one and only
-// the call's own tags count: a rank's arena still holds what it was handed of earlier layers of the step.
+// Which tags are taken over: those of a step, or of one call of it. With several ranks the calls run one by one and
+// only the call's own tags count: a rank's arena still holds what it was handed of earlier layers of the step.
 struct Epoch {
   uint32_t epoch = 0;
   int tag_bits = 0;

@@ -94,13 +94,13 @@ Status GpuBackend::await() {
                report.error().place};
 }
 
-// Words of copy 0 of a region that the step must have written.
-Status GpuBackend::read_words(Region region, Stage writer, std::vector<float>& words) {
+// Words of copy 0 of a region; the step must have written the one at `tagged_word`.
+Status GpuBackend::read_words(Region region, Stage writer, size_t tagged_word, std::vector<float>& words) {
   std::vector<uint64_t> pairs;
   TRY(rank_->read_region(region, 0, pairs));
   const Rank::Band& band = rank_->band();
   const uint32_t tag = band.plan.tag(epoch_, band.layout.program().find(writer, -1));
-  if (static_cast<uint32_t>(pairs[0] >> 32) != tag) {
+  if (static_cast<uint32_t>(pairs[tagged_word] >> 32) != tag) {
     return Error{Code::kInternal, fmt::format("the step ended without its {}", program::decl(region).name), "GPU step"};
   }
   words.clear();
@@ -112,9 +112,14 @@ Result<StepOutputs> GpuBackend::collect() {
   TRY(await());
   if (!program::wants_head(inputs_)) return StepOutputs{std::vector<program::RequestOutput>(inputs_.requests.size())};
   std::vector<float> verdict, draft;
-  TRY(read_words(Region::kVerdictOut, Stage::kVerdict, verdict));
-  if (inputs_.any_draft()) TRY(read_words(Region::kDraft, Stage::kDraftOut, draft));
-  return program::read_outputs(inputs_, rank_->geometry().dspark_block_size, verdict, draft);
+  TRY(read_words(Region::kVerdictOut, Stage::kVerdict, 0, verdict));
+  const int draft_length = rank_->geometry().dspark_block_size;
+  if (inputs_.any_draft()) {  // the words of requests that do not draft are left as they are
+    size_t drafting = 0;
+    while (!inputs_.requests[drafting].draft) ++drafting;
+    TRY(read_words(Region::kDraft, Stage::kDraftOut, drafting * 2 * static_cast<size_t>(draft_length), draft));
+  }
+  return program::read_outputs(inputs_, draft_length, verdict, draft);
 }
 
 Result<StepOutputs> GpuBackend::wait(program::Ticket ticket) {

@@ -45,7 +45,7 @@ class GpuBackend final : public program::Backend {
   Result<bool> idle_by(std::chrono::steady_clock::time_point deadline);
   Status await();
   Result<program::StepOutputs> collect();
-  Status read_words(program::Region region, program::Stage writer, std::vector<float>& words);
+  Status read_words(program::Region region, program::Stage writer, size_t tagged_word, std::vector<float>& words);
 
   Device& device_;
   std::unique_ptr<Rank> rank_;

@@ -125,8 +125,8 @@ class Recorder {
   void add_attn_in_tiles(const Call& call, CallRecord& out) const {
     const std::vector<Linear> held = program::linears_of(Stage::kAttnIn, role(call));
     int place = 0;
-    for (const Linear linear : {Linear::kWqA, Linear::kWkv, Linear::kCompressorWkv, Linear::kCompressorGate,
-                                Linear::kIndexWeights}) {
+    for (const Linear linear :
+         {Linear::kWqA, Linear::kWkv, Linear::kCompressorWkv, Linear::kCompressorGate, Linear::kIndexWeights}) {
       const bool there = std::find(held.begin(), held.end(), linear) != held.end();
       out.tile_of[place++] = there ? layout_.first_tile(Stage::kAttnIn, linear, call.layer) : -1;
     }
@@ -220,7 +220,8 @@ StepRecord step_record(const program::StepInputs& inputs, uint32_t epoch) {
   for (size_t idx = 0; idx < inputs.rows.size(); ++idx) {
     const program::StepRow& row = inputs.rows[idx];
     out.rows[idx] = {row.token, row.position, row.request,
-                     (row.image ? kRowImage : 0) | (row.needs_logits ? kRowNeedsLogits : 0), row.image ? image_row++ : -1};
+                     (row.image ? kRowImage : 0) | (row.needs_logits ? kRowNeedsLogits : 0),
+                     row.image ? image_row++ : -1};
   }
   for (size_t idx = 0; idx < inputs.requests.size(); ++idx) {
     const program::StepRequest& request = inputs.requests[idx];

@@ -12,8 +12,10 @@ std::vector<SourceFile> standard_headers() {
   return {
       {"cstdint",
        "#pragma once\n"
-       "using int8_t = signed char; using uint8_t = unsigned char; using int16_t = short; using uint16_t = unsigned short;\n"
-       "using int32_t = int; using uint32_t = unsigned int; using int64_t = long long; using uint64_t = unsigned long long;\n"
+       "using int8_t = signed char; using uint8_t = unsigned char; using int16_t = short; using uint16_t = unsigned "
+       "short;\n"
+       "using int32_t = int; using uint32_t = unsigned int; using int64_t = long long; using uint64_t = unsigned long "
+       "long;\n"
        "#define INFINITY __int_as_float(0x7f800000)\n"},
       {"bit",
        "#pragma once\n"
@@ -21,7 +23,8 @@ std::vector<SourceFile> standard_headers() {
        "  return __builtin_bit_cast(To, from); } }\n"},
       {"cmath",
        "#pragma once\n"
-       "namespace std { inline float fabs(float x) { return ::fabsf(x); } inline double fabs(double x) { return ::fabs(x); }\n"
+       "namespace std { inline float fabs(float x) { return ::fabsf(x); } inline double fabs(double x) { return "
+       "::fabs(x); }\n"
        "inline float copysign(float x, float y) { return ::copysignf(x, y); }\n"
        "inline float sqrt(float x) { return ::sqrtf(x); }\n"
        "inline bool signbit(float x) { return (__float_as_int(x) & 0x80000000) != 0; } }\n"},
@@ -51,7 +54,7 @@ Sources program_sources(const program::Layout& layout, const program::Plan& plan
     }
   }
   for (SourceFile& header : standard_headers()) sources.headers.push_back(std::move(header));
-  sources.headers.push_back({"constants.h", constants_header(layout, plan, sizes)});
+  sources.headers.push_back({"gpu/device/constants.h", constants_header(layout, plan, sizes)});
   return sources;
 }
 

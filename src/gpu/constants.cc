@@ -60,7 +60,9 @@ int slice_of(const Layout& layout, Linear linear) {
   return k == 0 ? 32 : k / program::k_splits(k);
 }
 
-int context_slice(const Layout& layout) { return layout.geometry().hidden_size / program::k_splits(layout.geometry().hidden_size); }
+int context_slice(const Layout& layout) {
+  return layout.geometry().hidden_size / program::k_splits(layout.geometry().hidden_size);
+}
 
 int most_experts(const model::Geometry& g) { return std::max(g.n_routed_experts, g.dspark_n_routed_experts); }
 int most_slots(const model::Geometry& g) { return std::max(g.num_experts_per_tok, g.dspark_num_experts_per_tok); }
@@ -85,7 +87,7 @@ void add_geometry(Header& out, const Layout& layout) {
   out.number("kHc", g.hc_mult);
   out.number("kMixOutputs", layout.mix_outputs());
   out.number("kSinkhornIterations", g.hc_sinkhorn_iters);
-  out.number("kBlockSize", std::max(g.dspark_block_size, 1));
+  out.number("kDraftLength", std::max(g.dspark_block_size, 1));
   out.number("kNoiseToken", g.dspark_noise_token_id);
   out.number("kNumTaps", g.num_taps());
   out.number("kMarkovRank", std::max(g.dspark_markov_rank, 32));
@@ -190,8 +192,8 @@ void add_state(Header& out, const model::Geometry& g) {
 // Widest K slice of a stage whose inputs are the rows of a step.
 int widest_slice(const Layout& layout) {
   int widest = context_slice(layout);
-  for (const Linear linear : {Linear::kWqB, Linear::kWoA, Linear::kWoB, Linear::kEngramWkv, Linear::kMainProj,
-                              Linear::kMarkovHead})
+  for (const Linear linear :
+       {Linear::kWqB, Linear::kWoA, Linear::kWoB, Linear::kEngramWkv, Linear::kMainProj, Linear::kMarkovHead})
     widest = std::max(widest, slice_of(layout, linear));
   return widest;
 }
@@ -215,10 +217,12 @@ int attention_scratch(const model::Geometry& g) {
 int scratch_need(const Layout& layout, const Plan& plan, int task_batch, int pairs) {
   const int rows = layout.rows();
   const int widest = widest_slice(layout);
-  const int whole = std::max(context_slice(layout), std::max(slice_of(layout, Linear::kWoB), slice_of(layout, Linear::kMarkovHead)));
+  const int whole =
+      std::max(context_slice(layout), std::max(slice_of(layout, Linear::kWoB), slice_of(layout, Linear::kMarkovHead)));
   const int tiles = down_tasks(layout, plan) * program::tiles_per_chunk(layout, Stage::kExpertDown);
   const int fold = rows * (layout.geometry().hc_mult * (layout.slice_width() + 1) + layout.mix_outputs()) * 4;
-  return std::max({linear_scratch(rows, widest), up_scratch(rows, context_slice(layout)), whole_scratch(rows, whole, task_batch),
+  return std::max({linear_scratch(rows, widest), up_scratch(rows, context_slice(layout)),
+                   whole_scratch(rows, whole, task_batch),
                    down_scratch(pairs, layout.shard().expert_width, rows, tiles), fold,
                    attention_scratch(layout.geometry()), kMinScratch});
 }
@@ -234,26 +238,29 @@ Result<ProgramSizes> program_sizes(const Layout& layout, const Plan& plan, int s
     return refuse(fmt::format("{} Engram layers; at most {}", g.engram_layer_ids.size(), kMaxEngramLayers));
   if (g.o_lora_rank % program::kTile != 0)
     return refuse(fmt::format("o_lora_rank {} is not a multiple of {}", g.o_lora_rank, program::kTile));
-  if (g.dspark_block_size > kMaxBlockSize)
-    return refuse(fmt::format("draft blocks of {}; at most {}", g.dspark_block_size, kMaxBlockSize));
+  if (g.dspark_block_size > kMaxDraftLength)
+    return refuse(fmt::format("draft blocks of {}; at most {}", g.dspark_block_size, kMaxDraftLength));
   if (g.dspark_markov_rank > program::kMaxKSlice)
     return refuse(fmt::format("Markov rank {}; at most {}", g.dspark_markov_rank, program::kMaxKSlice));
   const int widest = widest_chunk(plan);
-  for (const int pairs : {64, 48, 32, 24, 16, 8}) {
-    for (const int task_batch : {16, 8, 4, 2, 1}) {
-      const int scratch = round_up(scratch_need(layout, plan, task_batch, pairs), 128);
-      const int state = state_bytes(round_up(most_experts(g), 64), pairs);
-      const int ring = (shared_limit - state - scratch) / 1024 * 1024;
-      const bool roomy = ring >= (layout.rows() <= 8 ? kWantedRing : kWideRing) || (task_batch == 1 && pairs == 8);
-      if (!roomy || ring < widest) continue;
-      ProgramSizes sizes;
-      sizes.shared = {std::min(ring, kMostRing), scratch, state + std::min(ring, kMostRing) + scratch};
-      sizes.task_batch = task_batch;
-      sizes.pair_capacity = pairs;
-      return sizes;
+  // A roomy ring if there is one, else the one that holds every chunk; then as many pairs and tasks at once as fit.
+  for (const int wanted : {layout.rows() <= 8 ? kWantedRing : kWideRing, widest}) {
+    for (const int pairs : {64, 48, 32, 24, 16, 8}) {
+      for (const int task_batch : {16, 8, 4, 2, 1}) {
+        const int scratch = round_up(scratch_need(layout, plan, task_batch, pairs), 128);
+        const int state = state_bytes(round_up(most_experts(g), 64), pairs);
+        const int ring = std::min((shared_limit - state - scratch) / 1024 * 1024, kMostRing);
+        if (ring < std::max(wanted, widest)) continue;
+        ProgramSizes sizes;
+        sizes.shared = {ring, scratch, state + ring + scratch};
+        sizes.task_batch = task_batch;
+        sizes.pair_capacity = pairs;
+        return sizes;
+      }
     }
   }
-  return refuse(fmt::format("{} rows of this geometry do not fit {} bytes of shared memory", layout.rows(), shared_limit));
+  return refuse(
+      fmt::format("{} rows of this geometry do not fit {} bytes of shared memory", layout.rows(), shared_limit));
 }
 
 std::string constants_header(const Layout& layout, const Plan& plan, const ProgramSizes& sizes) {

@@ -23,11 +23,11 @@ struct ProgramSizes {
   int pair_capacity = 0;  // rows x experts whose hidden activations are held at once
 };
 
-// Error (kUnsupported) where the shape does not fit `shared_limit` bytes of shared memory, or the geometry passes a limit
-// of the device program; names which.
+// Error (kUnsupported) where the shape does not fit `shared_limit` bytes of shared memory, or the geometry passes a
+// limit of the device program; names which.
 Result<ProgramSizes> program_sizes(const program::Layout& layout, const program::Plan& plan, int shared_limit);
 
-// The text of "constants.h".
+// The text of "gpu/device/constants.h", which no file of the tree is.
 std::string constants_header(const program::Layout& layout, const program::Plan& plan, const ProgramSizes& sizes);
 
 }  // namespace monostep::gpu

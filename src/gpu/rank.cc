@@ -113,6 +113,7 @@ Status Rank::place_state() {
   params_.push = static_cast<int32_t>(options_.push);
   params_.poll_limit = options_.poll_limit;
   params_.ring_window = options_.ring_window;
+  params_.delay_seed = options_.delay_seed;
   return {};
 }
 
@@ -165,7 +166,8 @@ Status Rank::load_engram(const weights::Checkpoint& checkpoint) {
     const char* names[] = {"weight", "scale"};
     for (size_t part = 0; part < 2; ++part) {
       TRY_ASSIGN(MappedBuffer table, MappedBuffer::create(device_, rows * widths[part]));
-      std::memcpy(table.host(), checkpoint.tensor(prefix + names[part]).data.data(), static_cast<size_t>(rows * widths[part]));
+      std::memcpy(table.host(), checkpoint.tensor(prefix + names[part]).data.data(),
+                  static_cast<size_t>(rows * widths[part]));
       *places[part] = table.ptr();
       engram_.push_back(std::move(table));
     }
@@ -269,7 +271,8 @@ Result<Rank::Band*> Rank::band_for(int num_rows, int num_requests) {
   }
   auto band = std::make_unique<Band>(geometry_, shard_, shape, options_.num_ctas);
   TRY_ASSIGN(const DeviceInfo info, device_.info());
-  TRY_ASSIGN(band->sizes, program_sizes(band->layout, band->plan, std::min(kSharedLimit, info.max_shared_bytes_per_cta)));
+  TRY_ASSIGN(band->sizes,
+             program_sizes(band->layout, band->plan, std::min(kSharedLimit, info.max_shared_bytes_per_cta)));
   TRY_ASSIGN(band->kernel, maker_(device_, band->layout, band->plan, band->sizes));
   const std::vector<CallRecord> records = call_records(band->layout, band->plan, weights_.ptr());
   TRY(upload_new(device_, bytes_of(records), band->calls));
@@ -284,7 +287,8 @@ Status Rank::upload_pages(const program::StepInputs& inputs) {
   for (size_t idx = 0; idx < inputs.requests.size(); ++idx) {
     const std::span<const int32_t> pages = inputs.requests[idx].pages;
     const size_t count = std::min(pages.size(), static_cast<size_t>(max_pages()));
-    std::copy_n(pages.begin(), count, table.begin() + static_cast<std::ptrdiff_t>(idx * static_cast<size_t>(max_pages())));
+    std::copy_n(pages.begin(), count,
+                table.begin() + static_cast<std::ptrdiff_t>(idx * static_cast<size_t>(max_pages())));
   }
   return device_.upload(page_table_.ptr(), table.data(), static_cast<int64_t>(table.size() * sizeof(int32_t)));
 }
@@ -300,7 +304,8 @@ Status Rank::begin_step(const program::StepInputs& inputs, uint32_t epoch) {
   going_.clear();
   for (const program::StepRequest& request : inputs.requests) {
     const int held = static_cast<int>(request.pages.size()) * program::kPageTokens;
-    going_.push_back({request.state_slot, request.draft, std::min(held, options_.max_context) - request.first_position});
+    going_.push_back(
+        {request.state_slot, request.draft, std::min(held, options_.max_context) - request.first_position});
   }
   TRY(upload_pages(inputs));
   if (!inputs.image_rows.empty()) {
@@ -308,7 +313,8 @@ Status Rank::begin_step(const program::StepInputs& inputs, uint32_t epoch) {
       TRY_ASSIGN(image_rows_, Buffer::create(device_, int64_t{program::kMaxBand} * geometry_.hidden_size * 4));
       params_.image_rows = image_rows_.ptr();
     }
-    TRY(device_.upload(image_rows_.ptr(), inputs.image_rows.data(), static_cast<int64_t>(inputs.image_rows.size_bytes())));
+    TRY(device_.upload(image_rows_.ptr(), inputs.image_rows.data(),
+                       static_cast<int64_t>(inputs.image_rows.size_bytes())));
   }
   params_.calls = band_->calls.ptr();
   params_.arena = band_->arena.ptr();
@@ -322,18 +328,18 @@ Status Rank::continue_step(std::span<const int> slots) {
     return refuse(fmt::format("{} requests go on, the last step had {}", slots.size(), going_.size()));
   const int rows = geometry_.dspark_block_size + 1;
   for (size_t idx = 0; idx < slots.size(); ++idx) {
-    Going& going = going_[idx];
+    const Going& going = going_[idx];
     if (slots[idx] != going.state_slot)
       return refuse(fmt::format("request {} is on state slot {}, the last step had slot {} there", idx, slots[idx],
                                 going.state_slot));
     if (!going.drafts) return refuse(fmt::format("request {} made no drafts", idx));
     // The last step may have moved it by `rows` positions, and this one takes as many again.
     if (going.most_rows < 2 * rows) return refuse(fmt::format("request {} may run past its pages", idx));
-    going.most_rows -= rows;
   }
   if (static_cast<int>(slots.size()) * rows > band_->layout.shape().band)
     return refuse(fmt::format("{} rows do not fit the band of {}", slots.size() * static_cast<size_t>(rows),
                               band_->layout.shape().band));
+  for (Going& going : going_) going.most_rows -= rows;
   params_.previous_step = params_.step;
   step_parity_ ^= 1;
   params_.step = step_.ptr() + static_cast<uint64_t>(step_parity_) * sizeof(StepRecord);
@@ -405,9 +411,10 @@ std::string Rank::report_text() const {
   } else if (report->wanted == 4) {
     what = "the verdicts and drafts of the step before";
   }
-  return fmt::format("step given up: rank {} CTA {} in {} layer {} (call {}) waits for {}: wanted tag {:#x}, seen {:#x}",
-                     options_.rank, report->cta, program::decl(call.stage).name, call.layer, report->call, what,
-                     report->wanted, report->seen);
+  return fmt::format(
+      "step given up: rank {} CTA {} in {} layer {} (call {}) waits for {}: wanted tag {:#x}, seen {:#x}",
+      options_.rank, report->cta, program::decl(call.stage).name, call.layer, report->call, what, report->wanted,
+      report->seen);
 }
 
 Status Rank::finish() {
@@ -422,14 +429,15 @@ void Rank::abort() { reinterpret_cast<volatile Report*>(report_.host())->abort =
 
 Status Rank::read_region(program::Region region, int copy, std::vector<uint64_t>& pairs) {
   pairs.resize(static_cast<size_t>(band_->plan.region_bytes(region) / 8));
-  return device_.download(pairs.data(), band_->arena.ptr() + static_cast<uint64_t>(band_->plan.region_offset(region, copy)),
+  return device_.download(pairs.data(),
+                          band_->arena.ptr() + static_cast<uint64_t>(band_->plan.region_offset(region, copy)),
                           band_->plan.region_bytes(region));
 }
 
 Status Rank::write_region(program::Region region, int copy, std::span<const uint64_t> pairs) {
   CHECK(static_cast<int64_t>(pairs.size()) * 8 == band_->plan.region_bytes(region), "a region of another size");
-  return device_.upload(band_->arena.ptr() + static_cast<uint64_t>(band_->plan.region_offset(region, copy)), pairs.data(),
-                        band_->plan.region_bytes(region));
+  return device_.upload(band_->arena.ptr() + static_cast<uint64_t>(band_->plan.region_offset(region, copy)),
+                        pairs.data(), band_->plan.region_bytes(region));
 }
 
 Status Rank::read_pools(kv::Pools& pools) {
@@ -443,7 +451,8 @@ Status Rank::write_pools(const kv::Pools& pools) {
 }
 
 Status Rank::clear_slot(int state_slot) {
-  return device_.fill(slots_.ptr() + static_cast<uint64_t>(state_slot * slot_layout_.slot_bytes()), 0, slot_layout_.slot_bytes());
+  return device_.fill(slots_.ptr() + static_cast<uint64_t>(state_slot * slot_layout_.slot_bytes()), 0,
+                      slot_layout_.slot_bytes());
 }
 
 Status Rank::write_page(int32_t page_idx, std::span<const std::byte> bytes) {

@@ -1,6 +1,6 @@
 // Rank: one rank's model and state on one device: packed weights, tables, cache pools, the arena of regions, and the
-// compiled programs of the bands. Lays a step out and launches calls of it. Called by GpuBackend, by trace and by tests,
-// which also read and write regions and pools between launches.
+// compiled programs of the bands. Lays a step out and launches calls of it. Called by GpuBackend, by trace and by
+// tests, which also read and write regions and pools between launches.
 #pragma once
 
 #include <array>
@@ -26,14 +26,15 @@ struct RankOptions {
   int num_slots = program::kMaxRequests;
   int max_context = 4096;
   Push push = Push::kNone;
-  int ring_window = 1 << 20;     // bytes of weights in flight a CTA
-  int poll_limit = 1 << 22;      // looks after which a wait gives up
-  int64_t engram_bytes = 0;      // of pinned host memory for the Engram tables; 0: all of them
+  int ring_window = 1 << 20;  // bytes of weights in flight a CTA
+  int poll_limit = 1 << 22;   // looks after which a wait gives up
+  uint32_t delay_seed = 0;    // tests: random sleeps of every CTA before each call; 0: off
+  int64_t engram_bytes = 0;   // of pinned host memory for the Engram tables; 0: all of them
 };
 
 // Makes the kernel of a program: by NVRTC, or for the emulator.
-using KernelMaker = std::function<Result<Kernel>(Device&, const program::Layout&, const program::Plan&,
-                                                 const ProgramSizes&)>;
+using KernelMaker =
+    std::function<Result<Kernel>(Device&, const program::Layout&, const program::Plan&, const ProgramSizes&)>;
 
 // Makes the kernel that fills synthetic shards (device/fill.cu).
 using FillMaker = std::function<Result<Kernel>(Device&)>;
@@ -78,8 +79,8 @@ class Rank {
   Status begin_step(const program::StepInputs& inputs, uint32_t epoch);
   // Begins the step after the last one without the host: the device lays it out from that step's verdicts and drafts.
   // `slots` are the state slots of the requests that the caller takes to go on. Errors: kInvalidArgument where they are
-  // not exactly those of the last step in its order (a join, leave, resume or reorder), where one of them did not draft,
-  // or where a request may run past its pages.
+  // not exactly those of the last step in its order (a join, leave, resume or reorder), where one of them did not
+  // draft, or where a request may run past its pages.
   Status continue_step(std::span<const int> slots);
   // Results of the step before the last one begun by continue_step; call it behind that step's launch. Waits for the
   // device to have begun it, at most `seconds`.
@@ -147,8 +148,8 @@ class Rank {
     int most_rows = 0;  // rows that its pages still hold behind the last step's first position
   };
   std::vector<Going> going_;
-  uint32_t epoch_ = 0;      // of the step
-  int step_parity_ = 0;     // the half of step_ that holds it
+  uint32_t epoch_ = 0;   // of the step
+  int step_parity_ = 0;  // the half of step_ that holds it
   Buffer weights_, embed_, markov_embed_, classes_, rope_, hash_, pages_, slots_, page_table_, step_, image_rows_;
   std::vector<MappedBuffer> engram_;  // [Engram layers x (codes, scales)]
   MappedBuffer report_;

@@ -148,10 +148,8 @@ inline void add_slot_state(kv::Pools& pools, const model::Geometry& g, int slot_
 }
 
 // Everything that later steps may read of a slot whose positions before `end` are committed.
-inline State state_of(CpuBackend& backend, int slot, int end, int rank = 0) {
+inline State state_of(kv::Pools& pools, const model::Geometry& g, int slot, int end) {
   State state;
-  const model::Geometry& g = backend.machine().layout().geometry();
-  kv::Pools& pools = *backend.machine().ranks[static_cast<size_t>(rank)].pools;
   add_slot_state(pools, g, slot, end, state);
   for (int owner_idx = 0; owner_idx < static_cast<int>(g.kv_source_layer_ids.size()); ++owner_idx) {
     const int ratio = g.compress_ratios[static_cast<size_t>(g.kv_source_layer_ids[static_cast<size_t>(owner_idx)])];
@@ -170,6 +168,10 @@ inline State state_of(CpuBackend& backend, int slot, int end, int rank = 0) {
     }
   }
   return state;
+}
+inline State state_of(CpuBackend& backend, int slot, int end, int rank = 0) {
+  Machine& machine = backend.machine();
+  return state_of(*machine.ranks[static_cast<size_t>(rank)].pools, machine.layout().geometry(), slot, end);
 }
 
 // What a step gave a request, as bytes.

@@ -264,6 +264,18 @@ TEST(GpuBackend, steps_and_tickets_that_it_cannot_serve_are_refused_by_name) {
   EXPECT_TRUE(gpu.backend.wait(second).ok());
 }
 
+TEST(GpuBackend, a_request_that_does_not_draft_may_come_before_one_that_does) {
+  Gpu gpu;
+  Part plain{0, prompt(3)}, drafting{1, prompt(4, 2)};
+  plain.draft = false;
+  const auto together = decode(gpu.backend, {plain, drafting}).requests;
+  ASSERT_EQ(together.size(), 2u);
+  EXPECT_TRUE(together[0].drafts.empty());
+  for (int slot = 0; slot < 2; ++slot) gpu.backend.clear_slot(slot);
+  expect_same({together[1]}, decode(gpu.backend, {drafting}).requests, true);
+  expect_same({together[0]}, decode(gpu.backend, {plain}).requests, true);
+}
+
 TEST(GpuBackend, prepared_bands_serve_what_fits_into_them) {
   Gpu small, wide;
   ASSERT_TRUE(wide.backend.prepare(12, 2).ok());

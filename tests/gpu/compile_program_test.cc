@@ -79,7 +79,8 @@ TEST(ProgramSources, hold_every_header_once_and_the_constants) {
   std::map<std::string, int> names;
   for (const SourceFile& header : sources.headers) ++names[header.name];
   for (const auto& [header, count] : names) EXPECT_EQ(count, 1) << header;
-  for (const char* needed : {"constants.h", "cstdint", "gpu/device/ptx.h", "gpu/device/records.h", "program/stage.h"})
+  for (const char* needed :
+       {"gpu/device/constants.h", "cstdint", "gpu/device/ptx.h", "gpu/device/records.h", "program/stage.h"})
     EXPECT_EQ(names.count(needed), 1u) << needed;
 }
 

@@ -61,7 +61,7 @@ TEST(Constants, shared_memory_holds_state_ring_and_scratch_and_no_more_than_ther
     EXPECT_EQ(sizes.shared.total_bytes,
               state_bytes(experts, sizes.pair_capacity) + sizes.shared.ring_bytes + sizes.shared.scratch_bytes);
     EXPECT_LE(sizes.shared.total_bytes, kSharedLimit);
-    EXPECT_GE(sizes.pair_capacity, program.layout.rows());
+    EXPECT_GE(sizes.pair_capacity, kPassRows);
     EXPECT_GE(sizes.task_batch, 1);
     EXPECT_EQ(sizes.shared.scratch_bytes % 128, 0);
     EXPECT_EQ(sizes.shared.ring_bytes % 1024, 0);

@@ -61,14 +61,23 @@ struct Comparison {
   int64_t live = 0;  // words that were put
 };
 
+// The size whose bf16 unit a word may be off. Outputs of the attention are rounded, rotated in pairs and rounded again:
+// a unit of the larger value of a pair reaches both.
+inline float rounded_size(Region region, std::span<const float> wanted, std::span<const float> found, size_t idx) {
+  const float own = std::max(std::fabs(wanted[idx]), std::fabs(found[idx]));
+  const size_t other = idx ^ 1;
+  if (region != Region::kAttnOut || other >= wanted.size() || !std::isfinite(wanted[other])) return own;
+  return std::hypot(own, wanted[other]);
+}
+
 // The share of the tight bound that a word's error takes; 0 for equal bits, infinity where no error is allowed.
-inline double error_ratio(WordRule rule, float wanted, float found, double rms) {
+inline double error_ratio(WordRule rule, float wanted, float found, double rms, float size) {
   if (same_bits(wanted, found)) return 0;
   if (rule == WordRule::kBits || !std::isfinite(wanted) || !std::isfinite(found)) return HUGE_VAL;
   const double error = std::fabs(static_cast<double>(wanted) - static_cast<double>(found));
   const double bound = kF32Bound * rms;
   if (rule == WordRule::kF32) return error / bound;
-  return error / (bf16_ulp(std::max(std::fabs(wanted), std::fabs(found))) + bound);
+  return error / (bf16_ulp(size) + bound);
 }
 
 // How many words a rounding that fell the other way may touch: bf16 words themselves, and fp32 words that the call
@@ -113,7 +122,8 @@ inline Comparison compare_region(const program::Layout& layout, Region region, s
     if (is_padding(region, wanted[idx], found[idx])) continue;
     const size_t column = idx % rms.size();
     const WordRule rule = rule_of(layout, region, static_cast<int>(column));
-    const double ratio = error_ratio(rule, wanted[idx], found[idx], rms[column]);
+    const double ratio =
+        error_ratio(rule, wanted[idx], found[idx], rms[column], rounded_size(region, wanted, found, idx));
     if (!same_bits(wanted[idx], kPoison)) ++out.live;
     if (!same_bits(wanted[idx], found[idx])) ++out.differing;
     const bool flipped = rule == WordRule::kBF16 ? ratio > 0 : ratio > 1;

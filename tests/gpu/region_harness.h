@@ -1,7 +1,8 @@
-// RegionHarness: a CpuBackend and the emulated ranks of one model, side by side. step() runs a step call by call on
+// RegionHarness: a CpuBackend and the device's ranks of one model, side by side. step() runs a step call by call on
 // both from the CPU's inputs and compares every region that a call writes and the whole pools; on_gpu() makes the
-// backend's own decode() run on the emulated ranks. Pools begin as random bytes, so that a store outside live rows and
-// a read of what nobody wrote show. Used by the tests of the device program.
+// backend's own decode() run on the device's ranks. Pools begin as random bytes, so that a store outside live rows and
+// a read of what nobody wrote show. The device is the emulator unless another is given. Used by the tests of the device
+// program.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -21,6 +23,7 @@
 #include "base/numeric.h"
 #include "emulated_program.h"
 #include "region_compare.h"
+#include "synthetic_records.h"
 
 namespace monostep::gpu {
 
@@ -34,6 +37,13 @@ struct HarnessOptions {
   apps::Cut cut = apps::Cut::kStep;
   uint64_t order_seed = 0;  // of the emulator
   int poll_limit = 1 << 22;
+  Device* device = nullptr;  // null: an emulator of the harness
+  KernelMaker maker;         // of `device`
+  int cpu_ctas = 1;          // a rank of the reference
+  int pages_of_slot = 0;     // 0: the whole context
+  int paged_slots = cpu::kSlots;
+  std::function<bool(program::Stage)> compared;  // null: all stages
+  bool pools_at_every_call = true;               // false: only behind the calls that write them
 };
 
 // One request of a step.
@@ -52,44 +62,34 @@ struct Ask {
 
 class RegionHarness {
  public:
-  explicit RegionHarness(const HarnessOptions& options = {}) : options_(options), device_(device_options(options)) {
+  explicit RegionHarness(const HarnessOptions& options = {}) : options_(options) {
+    if (options_.device == nullptr) {
+      emulator_ = std::make_unique<EmulatedDevice>(device_options(options_));
+      options_.device = emulator_.get();
+      options_.maker = emulated_maker();
+    }
+    pages_of_slot_ = options_.pages_of_slot > 0 ? options_.pages_of_slot : options_.max_context / program::kPageTokens;
     cpu::CpuOptions cpu_options = cpu::small_options();
-    cpu_options.tp = options.tp;
-    cpu_options.max_context = options.max_context;
-    pages_of_slot_ = options.max_context / program::kPageTokens;
-    cpu_options.num_pages = cpu::kSlots * pages_of_slot_ + 2;
-    backend_ = cpu::made_backend(*options.checkpoint, cpu_options);
-    std::vector<std::unique_ptr<Rank>> ranks;
-    for (int rank = 0; rank < options.tp; ++rank) {
-      RankOptions rank_options;
-      rank_options.tp = options.tp;
-      rank_options.rank = rank;
-      rank_options.num_ctas = options.num_ctas;
-      rank_options.num_pages = cpu_options.num_pages;
-      rank_options.num_slots = cpu_options.num_slots;
-      rank_options.max_context = options.max_context;
-      rank_options.poll_limit = options.poll_limit;
-      ranks.push_back(Rank::make(device_, *options.checkpoint, rank_options, emulated_maker()).value());
-    }
-    mirror_ = std::make_unique<apps::GpuMirror>(std::move(ranks), options.cut);
-    if (options.max_context == cpu::kContext) {
-      pages_.assign(cpu::pages_of(0).begin(), cpu::pages_of(0).begin() + cpu::kSlots * pages_of_slot_);
-    } else {
-      for (int page = 0; page < cpu::kSlots * pages_of_slot_; ++page) pages_.push_back(1 + page);
-      std::shuffle(pages_.begin(), pages_.end(), std::mt19937(5));
-    }
+    cpu_options.ctas = options_.cpu_ctas;
+    cpu_options.tp = options_.tp;
+    cpu_options.max_context = options_.max_context;
+    cpu_options.num_pages = options_.paged_slots * pages_of_slot_ + 2;
+    backend_ = cpu::made_backend(*options_.checkpoint, cpu_options);
+    make_ranks(cpu_options);
+    for (int page = 0; page < options_.paged_slots * pages_of_slot_; ++page) pages_.push_back(1 + page);
+    // Slots of two pages have those of cpu::pages_of.
+    if (pages_of_slot_ != cpu::kPagesOfSlot) std::shuffle(pages_.begin(), pages_.end(), std::mt19937(5));
     poison_pools();
   }
 
   cpu::CpuBackend& backend() { return *backend_; }
   cpu::Machine& machine() { return backend_->machine(); }
   apps::GpuMirror& mirror() { return *mirror_; }
-  EmulatedDevice& device() { return device_; }
   const model::Geometry& geometry() { return machine().layout().geometry(); }
   int end_of(int slot) const { return ends_[static_cast<size_t>(slot)]; }
   const program::StepOutputs& outputs() const { return outputs_; }
 
-  // From now on decode() runs on the emulated ranks.
+  // From now on decode() runs on the device's ranks.
   void on_gpu() {
     backend_->set_runner(
         [this](cpu::Machine& machine, const cpu::CallRange& range) { return mirror_->run(machine, range); });
@@ -108,12 +108,32 @@ class RegionHarness {
     }
   }
 
+  // Lets a slot be at position `end` without running anything: all pages and the slot hold valid random records, the
+  // same on every rank.
+  void fill_synthetic(int slot, int end) {
+    kv::Pools& first = *machine().ranks[0].pools;
+    SyntheticRecords records(geometry());
+    for (int page = 0; page < options_.paged_slots * pages_of_slot_ + 2; ++page) records.fill_page(first, page);
+    records.fill_slot(first, slot);
+    for (cpu::RankState& rank : machine().ranks) {
+      rank.pools->pages = first.pages;
+      rank.pools->slots = first.slots;
+    }
+    cleared_[static_cast<size_t>(slot)] = true;
+    ends_[static_cast<size_t>(slot)] = end;
+    next_[static_cast<size_t>(slot)].clear();
+  }
+
   // One step, call by call on both sides.
   void step(const std::vector<Ask>& asks) {
     const Status begun = backend_->begin_step(inputs_of(asks));
     ASSERT_TRUE(begun.ok()) << begun.error().message();
     for (const program::CallRange& range : program::needed_calls(machine().program(), *machine().inputs)) {
       for (int call_idx = range.first; call_idx < range.last; ++call_idx) {
+        if (options_.compared && !options_.compared(machine().program().calls[static_cast<size_t>(call_idx)].stage)) {
+          ASSERT_TRUE(backend_->run({call_idx, call_idx + 1}).ok());
+          continue;
+        }
         compare_call(call_idx);
         if (testing::Test::HasFatalFailure()) return;
       }
@@ -175,6 +195,22 @@ class RegionHarness {
     out.total_bytes = int64_t{8} << 30;
     out.max_turns = 4'000'000'000;
     return out;
+  }
+
+  void make_ranks(const cpu::CpuOptions& like) {
+    std::vector<std::unique_ptr<Rank>> ranks;
+    for (int rank = 0; rank < options_.tp; ++rank) {
+      RankOptions rank_options;
+      rank_options.tp = options_.tp;
+      rank_options.rank = rank;
+      rank_options.num_ctas = options_.num_ctas;
+      rank_options.num_pages = like.num_pages;
+      rank_options.num_slots = like.num_slots;
+      rank_options.max_context = options_.max_context;
+      rank_options.poll_limit = options_.poll_limit;
+      ranks.push_back(Rank::make(*options_.device, *options_.checkpoint, rank_options, options_.maker).value());
+    }
+    mirror_ = std::make_unique<apps::GpuMirror>(std::move(ranks), options_.cut);
   }
 
   // Every page, and the slots that no test of one request takes, hold random bytes; a request's slot begins cleared.
@@ -288,7 +324,7 @@ class RegionHarness {
     return put;
   }
 
-  // The same of the emulated ranks: what carries the call's tag, in the own arena or pushed from another.
+  // The same of the device's ranks: what carries the call's tag, in the own arena or pushed from another.
   std::vector<Contents> put_by_gpu(int call_idx) {
     std::vector<Contents> out(machine().ranks.size());
     const uint32_t tag = machine().plan().tag(machine().inputs->epoch, call_idx);
@@ -327,27 +363,54 @@ class RegionHarness {
     return out;
   }
 
+  static bool writes_pools(program::Stage stage) {
+    return stage == program::Stage::kEngramRows || stage == program::Stage::kKvNew ||
+           stage == program::Stage::kContextNew;
+  }
+
   void compare_call(int call_idx) {
-    const std::string where = cpu::call_name(machine().program(), call_idx);
+    if (options_.pools_at_every_call || writes_pools(machine().program().calls[static_cast<size_t>(call_idx)].stage)) {
+      compare_call_with_pools(call_idx);
+      return;
+    }
+    const std::vector<Contents> found = run_gpu(call_idx);
+    if (!testing::Test::HasFatalFailure()) compare_regions(call_idx, run_reference(call_idx), found);
+  }
+
+  std::vector<Contents> run_gpu(int call_idx) {
+    const Status ran = mirror_->run(machine(), {call_idx, call_idx + 1});
+    if (!ran.ok()) give_up(cpu::call_name(machine().program(), call_idx) + ": " + ran.error().message());
+    return put_by_gpu(call_idx);
+  }
+  static void give_up(const std::string& text) { FAIL() << text; }
+
+  void compare_call_with_pools(int call_idx) {
     const std::vector<kv::Pools> before = pools();
     for (int rank = 0; rank < options_.tp; ++rank)
       ASSERT_TRUE(mirror_->rank(rank).write_pools(before[static_cast<size_t>(rank)]).ok());
-    const Status ran = mirror_->run(machine(), {call_idx, call_idx + 1});
-    ASSERT_TRUE(ran.ok()) << where << ": " << ran.error().message();
-    const std::vector<Contents> found = put_by_gpu(call_idx);
+    const std::vector<Contents> found = run_gpu(call_idx);
     std::vector<kv::Pools> gpu_pools = before;
     for (size_t rank = 0; rank < before.size(); ++rank) {
       ASSERT_TRUE(mirror_->rank(static_cast<int>(rank)).read_pools(gpu_pools[rank]).ok());
       *machine().ranks[rank].pools = before[rank];
     }
-    const std::vector<Contents> wanted = run_reference(call_idx);
+    compare_regions(call_idx, run_reference(call_idx), found);
     for (size_t rank = 0; rank < before.size(); ++rank) {
-      const std::string place = where + " on rank " + std::to_string(rank);
-      for (const auto& [region, words_wanted] : wanted[rank])
-        compare(region, words_wanted, found[rank].at(region), place);
+      const std::string place = place_of(call_idx, rank);
       const kv::Pools& reference = *machine().ranks[rank].pools;
       EXPECT_EQ(first_difference_of(reference.pages, gpu_pools[rank].pages), -1) << place << ": pages";
       EXPECT_EQ(first_difference_of(reference.slots, gpu_pools[rank].slots), -1) << place << ": slots";
+    }
+  }
+
+  std::string place_of(int call_idx, size_t rank) {
+    return cpu::call_name(machine().program(), call_idx) + " on rank " + std::to_string(rank);
+  }
+
+  void compare_regions(int call_idx, const std::vector<Contents>& wanted, const std::vector<Contents>& found) {
+    for (size_t rank = 0; rank < wanted.size(); ++rank) {
+      for (const auto& [region, words_wanted] : wanted[rank])
+        compare(region, words_wanted, found[rank].at(region), place_of(call_idx, rank));
     }
   }
 
@@ -367,7 +430,7 @@ class RegionHarness {
   }
 
   HarnessOptions options_;
-  EmulatedDevice device_;
+  std::unique_ptr<EmulatedDevice> emulator_;  // where no device was given
   int pages_of_slot_ = 0;
   std::unique_ptr<cpu::CpuBackend> backend_;
   std::unique_ptr<apps::GpuMirror> mirror_;

@@ -317,6 +317,17 @@ TEST_F(RegionComparison, bf16_words_may_be_one_unit_off_but_not_two_and_not_many
   EXPECT_NE(of(Region::kStreams, words, found), "") << "two units";
 }
 
+TEST_F(RegionComparison, a_unit_of_the_larger_value_of_a_rotated_pair_may_reach_both) {
+  std::vector<float> words(1000, 1.0f);
+  words[1] = 0x1p-6f;
+  std::vector<float> found = words;
+  found[1] += 0x1p-8f;
+  EXPECT_EQ(of(Region::kAttnOut, words, found), "");
+  EXPECT_NE(of(Region::kStreams, words, found), "") << "no pairs";
+  found[1] += 0x1p-7f;
+  EXPECT_NE(of(Region::kAttnOut, words, found), "") << "more than a unit of the larger";
+}
+
 TEST_F(RegionComparison, words_of_kBits_regions_are_equal_bit_for_bit) {
   EXPECT_EQ(of(Region::kTopk, {0.0f, -1.0f}, {0.0f, -1.0f}), "");
   EXPECT_NE(of(Region::kTopk, {0.0f, -1.0f}, {-0.0f, -1.0f}), "");

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/numeric.h"
-#include "constants.h"
+#include "gpu/device/constants.h"
 #include "gpu/device/ptx.h"
 #include "gpu/device/records.h"
 #include "gpu/device/scratch_sizes.h"
@@ -27,17 +27,28 @@ struct ExpertPass {
   int count;
 };
 
+// What a thread waited for when it gave up, as in Report.
+struct Stuck {
+  int call;
+  uint32_t pair;
+  uint32_t wanted;
+  uint32_t seen;
+};
+
 struct Shared {
   uint64_t full[kRingSlots];
   uint64_t empty[kRingSlots];
   uint64_t routed;
-  int dead;
-  int num_experts;   // distinct experts of the layer that `routed_layer` names
-  int routed_layer;  // -1: none
-  int num_mapped;    // rows in `map`
+  int dead;                       // threads that gave the step up
+  Stuck stuck;                    // of the first of them
+  uint32_t chunk_idx;             // chunks that the consumers took from the ring, between stages
+  uint32_t ring_at;               // bytes of the ring passed, see ring.h
+  int num_experts;                // distinct experts of the layer that `routed_layer` names
+  int routed_layer;               // -1: none
+  int num_mapped;                 // rows in `map`
   int anchors[kMaxStepRequests];  // of the drafting requests
-  int ring_sizes[kRingSlots];  // of the producer
-  uint32_t live[2];  // bit masks of the live rows of the call
+  int ring_sizes[kRingSlots];     // of the producer
+  uint32_t live[2];               // bit masks of the live rows of the call
   alignas(16) CallRecord calls[2];
   alignas(16) CallRecord producer_calls[2];
   alignas(16) StepRecord step;
@@ -45,10 +56,10 @@ struct Shared {
   double row_sums[kMaxRows][kWarps];
   float row_scale[kMaxRows];
   uint32_t taken[constants::kMaxExperts / 32];
-  uint16_t experts[constants::kMaxExperts];    // distinct, ascending
-  int16_t row_experts[kMaxRows][kMaxSlots];    // of each row, ascending; -1 behind
+  uint16_t experts[constants::kMaxExperts];  // distinct, ascending
+  int16_t row_experts[kMaxRows][kMaxSlots];  // of each row, ascending; -1 behind
   float row_weights[kMaxRows][kMaxSlots];
-  int16_t map[kMaxRows];        // rows that the call computes, ascending
+  int16_t map[kMaxRows];  // rows that the call computes, ascending
   ExpertPass passes[2][kExpertPasses];
   int scaled_key;  // which rows row_scale belongs to, see row_scales
   int16_t identity[constants::kPairCapacity];
@@ -82,8 +93,8 @@ struct Cta {
   int idx;    // CTA
   int count;  // CTAs
   int call_idx = 0;
-  uint32_t chunk_idx = 0;  // chunks taken from the ring
-  uint32_t ring_at = 0;    // bytes of the ring passed, see ring.h
+  uint32_t chunk_idx = 0;  // as in Shared, while a stage runs
+  uint32_t ring_at = 0;
 
   template <typename T>
   T* scratch() const {
@@ -96,41 +107,40 @@ struct Cta {
   bool sync_alive() const { return !bar_sync_or(1, kConsumers, dead()); }
 };
 
-// Gives the step up: the first CTA that does leaves the report.
-MONOSTEP_NOINLINE inline void give_up(int call_idx, uint32_t pair, uint32_t wanted, uint32_t seen) {
-  Shared& shared = *reinterpret_cast<Shared*>(shared_base());
+// Gives the step up: the CTA's first thread that does leaves word of what it waited for, see report_stuck.
+inline void give_up(Shared& shared, int call_idx, uint32_t pair, uint32_t wanted, uint32_t seen) {
+  if (atomic_add_shared(&shared.dead, 1) == 0) shared.stuck = {call_idx, pair, wanted, seen};
+}
+
+// All consumers, behind the barrier that ends their last call: tells the host, and all other CTAs, that this one gave
+// the step up.
+inline void report_stuck(const Shared& shared) {
+  if (thread_idx() != 0 || shared.dead == 0) return;
   auto* shared_report = reinterpret_cast<Report*>(shared.params.report);
   Report* report = shared_report + 1 + cta_idx();
-  if (atomic_cas_sys(&report->filled, 0, 2) == 0) {
-    report->cta = static_cast<uint32_t>(cta_idx());
-    report->call = static_cast<uint32_t>(call_idx);
-    report->pair = pair;
-    report->wanted = wanted;
-    report->seen = seen;
-    shared_report->abort = 1;
-    *const_cast<volatile uint32_t*>(&report->filled) = 1;
-  }
-  *const_cast<volatile int*>(&shared.dead) = 1;
+  if (report->filled != 0) return;  // an earlier launch of the step did
+  report->cta = static_cast<uint32_t>(cta_idx());
+  report->call = static_cast<uint32_t>(shared.stuck.call);
+  report->pair = shared.stuck.pair;
+  report->wanted = shared.stuck.wanted;
+  report->seen = shared.stuck.seen;
+  shared_report->abort = 1;
+  *const_cast<volatile uint32_t*>(&report->filled) = 1;
 }
 
-// A wait's look at the outside world: whether it goes on.
-MONOSTEP_NOINLINE inline bool goes_on(int call_idx, uint32_t tries, uint32_t pair, uint32_t wanted, uint32_t seen) {
-  Shared& shared = *reinterpret_cast<Shared*>(shared_base());
-  if (*const_cast<volatile int*>(&shared.dead) != 0) return false;
-  if ((tries & ((1u << 14) - 1)) != 0) return true;
-  auto* report = reinterpret_cast<Report*>(shared.params.report);
-  const auto limit = static_cast<uint32_t>(shared.params.poll_limit);
-  const bool stopped = static_cast<uint32_t>(load_relaxed_sys(reinterpret_cast<const uint64_t*>(report))) != 0;
-  const bool producer = thread_idx() >= kConsumers;  // ahead of the stages: it stops when they do
-  if (!stopped && (limit == 0 || tries < limit || producer)) return true;
-  if (producer) return false;
-  give_up(call_idx, pair, wanted, seen);
-  return false;
-}
-
-// Called by a wait after every failed look; false: give up. `tries` counts from 1.
+// Called by a wait after every failed look; false: give up. `tries` counts from 1. Every 64th look takes the others of
+// the CTA into account, every 16,384th the outside world. It calls nothing: a call would cost every wait registers.
 inline bool keep_waiting(const Cta& cta, uint32_t tries, uint32_t pair, uint32_t wanted, uint32_t seen) {
-  return (tries & 63) != 0 || goes_on(cta.call_idx, tries, pair, wanted, seen);
+  if ((tries & 63) != 0) return true;
+  if (cta.dead()) return false;
+  if ((tries & ((1u << 14) - 1)) != 0) return true;
+  const bool stopped =
+      static_cast<uint32_t>(load_relaxed_sys(reinterpret_cast<const uint64_t*>(cta.params.report))) != 0;
+  if (thread_idx() >= kConsumers) return !stopped;  // the producer is ahead of the stages: it stops when they do
+  const auto limit = static_cast<uint32_t>(cta.params.poll_limit);
+  if (!stopped && (limit == 0 || tries < limit)) return true;
+  give_up(cta.shared, cta.call_idx, pair, wanted, seen);
+  return false;
 }
 
 inline uint32_t tag_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
@@ -151,8 +161,8 @@ inline float wait_f32(const Cta& cta, const Words& words, int64_t idx) {
   return std::bit_cast<float>(wait_word(cta, words, idx));
 }
 
-// N pieces of two neighbouring words, all loads outstanding together: out[i] = words index(i), index(i) + 1; index even,
-// or negative for nothing.
+// N pieces of two neighbouring words, all loads outstanding together: out[i] = words index(i), index(i) + 1; index
+// even, or negative for nothing.
 template <int N, typename Index>
 inline void wait_words2(const Cta& cta, const Words& words, uint32_t (&out)[N][2], const Index& index) {
   uint64_t low[N];
@@ -276,13 +286,13 @@ struct StageContext {
 
   int num_rows() const { return record.draft ? constants::kDraftRows : cta.shared.step.num_rows; }
   int request_of(int row) const {
-    return record.draft ? row / constants::kBlockSize : cta.shared.step.rows[row].request;
+    return record.draft ? row / constants::kDraftLength : cta.shared.step.rows[row].request;
   }
   const RequestRecord& request(int idx) const { return cta.shared.step.requests[idx]; }
   // Live rows of the call: all target rows of the step; draft rows whose request drafts.
   bool live(int row) const {
     if (!record.draft) return row < cta.shared.step.num_rows;
-    const int owner = row / constants::kBlockSize;
+    const int owner = row / constants::kDraftLength;
     return owner < cta.shared.step.num_requests && (request(owner).flags & kRequestDraft) != 0;
   }
 };

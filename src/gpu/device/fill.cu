@@ -27,8 +27,7 @@ struct FillParams {
   int32_t table;  // 1: bytes of a table of FP8 rows (parts 1) or of its scales (parts 2)
 };
 
-extern "C" __global__ void __launch_bounds__(256)
-    monostep_fill(const __grid_constant__ FillParams params) {
+extern "C" __global__ void __launch_bounds__(256) monostep_fill(const __grid_constant__ FillParams params) {
   using namespace monostep;
   __shared__ weights::FillRecord record;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -39,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(256)
       reinterpret_cast<uint32_t*>(&record)[word] = from[word];
     __syncthreads();
     auto* to = reinterpret_cast<uint32_t*>(params.to + static_cast<uint64_t>(record.first_offset));
-    for (int64_t word = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; word < record.num_words; word += threads)
+    for (int64_t word = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; word < record.num_words;
+         word += threads)
       to[word] = gpu::word_of(record, word, params.table != 0);
   }
 }

@@ -1,6 +1,6 @@
-// Where the inputs of a linear come from, and how they get into shared memory: sources give eight neighbouring values of
-// a row (bf16 values as fp32) from polled regions; row_scales makes the RMSNorm factor of each row; load_slice norms,
-// quantises and stores one K slice. Formulas: model.md 3.2 and 3.3.
+// Where the inputs of a linear come from, and how they get into shared memory: sources give eight neighbouring values
+// of a row (bf16 values as fp32) from polled regions; row_scales makes the RMSNorm factor of each row; load_slice
+// norms, quantises and stores one K slice. Formulas: model.md 3.2 and 3.3.
 #pragma once
 
 #include "gpu/device/linear.h"

@@ -29,7 +29,8 @@ inline Inputs inputs_at(char* at, int rows, int width) {
 }
 // The inputs from value `begin` (a multiple of 32) on.
 inline Inputs part_of(const Inputs& inputs, int begin) {
-  return {inputs.pairs + begin / 2, inputs.scales + begin / kGroup * inputs.num_rows, inputs.row_words, inputs.num_rows};
+  return {inputs.pairs + begin / 2, inputs.scales + begin / kGroup * inputs.num_rows, inputs.row_words,
+          inputs.num_rows};
 }
 // Word of the pair `pair` (0..15) of a group inside its 16 words.
 constexpr int pair_place(int pair) { return pair % 4 * 4 + pair / 8 * 2 + pair % 8 / 4; }
@@ -110,14 +111,16 @@ inline void add_group(const char* codes, int lane, const uint32_t (&b)[4], float
 }
 
 constexpr int group_code_bytes(Storage storage) {
-  return storage == Storage::kBf16 ? kGroup * kTile * 2 : storage == Storage::kFp8 ? kGroup * kTile : kGroup * kTile / 2;
+  return storage == Storage::kBf16  ? kGroup * kTile * 2
+         : storage == Storage::kFp8 ? kGroup * kTile
+                                    : kGroup * kTile / 2;
 }
 
 inline float e8m0_f32(uint8_t byte) { return e8m0_value(byte); }
 
 // One warp's share of a chunk for the rows map[0..7] of a pass: unit u = warp / kWarpsOfUnit, a run of its groups.
-// `acc` is [kWarps][kPassRows][kTile] of shared memory (fp64 for plain inputs, fp32 for quantised ones), this warp's part
-// of which is overwritten.
+// `acc` is [kWarps][kPassRows][kTile] of shared memory (fp64 for plain inputs, fp32 for quantised ones), this warp's
+// part of which is overwritten.
 template <Storage kStorage, bool kPlain, typename Shape, typename Sum>
 inline void multiply_pass(const Cta& cta, const char* chunk, const Inputs& inputs, const int16_t* map, int count,
                           Sum* acc) {
@@ -216,14 +219,16 @@ inline bool multiply_chunk(Cta& cta, Multiplier& multiplier, int bytes, const In
   for (int begin = 0; begin == 0 || begin < count; begin += kPassRows) {
     double* partials = multiplier.partials + multiplier.turn * kPartials;
     multiplier.turn ^= 1;
-    if (count > 0) multiply_pass<kStorage, kPlain, Shape>(cta, chunk, inputs, map + begin, count - begin, as_sums<kPlain>(partials));
+    if (count > 0)
+      multiply_pass<kStorage, kPlain, Shape>(cta, chunk, inputs, map + begin, count - begin, as_sums<kPlain>(partials));
     if (begin + kPassRows >= count) release_chunk(cta);
     alive = cta.sync_alive();
     for (int i = cta.thread; alive && i < Shape::kUnits * kPassRows * kTile; i += kConsumers) {
       const int unit = i / (kPassRows * kTile);
       const int n = i / kTile % kPassRows;
       if (begin + n >= count) continue;
-      emit(unit, begin + n, i % kTile, static_cast<double>(sum_partials<Shape>(as_sums<kPlain>(partials), unit, n, i % kTile)));
+      emit(unit, begin + n, i % kTile,
+           static_cast<double>(sum_partials<Shape>(as_sums<kPlain>(partials), unit, n, i % kTile)));
     }
   }
   return alive;

@@ -8,8 +8,8 @@
 namespace monostep::gpu {
 
 // Pairs of one request in kVerdictOut (accepted, tokens, last position, tokens...) and kDraft (ids, confidences).
-inline constexpr int kVerdictWords = constants::kBlockSize + 4;
-inline constexpr int kDraftWords = 2 * constants::kBlockSize;
+inline constexpr int kVerdictWords = constants::kDraftLength + 4;
+inline constexpr int kDraftWords = 2 * constants::kDraftLength;
 
 inline const uint64_t* request_pairs(const KernelParams& params, Region region, int words, int request) {
   return reinterpret_cast<const uint64_t*>(params.arena) + constants::kRegionPair[static_cast<int>(region)] +
@@ -32,11 +32,11 @@ inline void advance_request(StepRecord& step, int request, const uint64_t* verdi
   const int tokens = word(verdict[1]);
   const int anchor = word(verdict[2 + tokens]);
   record.first_position = word(verdict[2]) + 1;
-  record.first_row = request * (constants::kBlockSize + 1);
-  record.num_rows = constants::kBlockSize + 1;
-  record.num_drafts = constants::kBlockSize;
+  record.first_row = request * (constants::kDraftLength + 1);
+  record.num_rows = constants::kDraftLength + 1;
+  record.num_drafts = constants::kDraftLength;
   record.step_counter += 1;
-  for (int i = 0; i <= constants::kBlockSize; ++i) {
+  for (int i = 0; i <= constants::kDraftLength; ++i) {
     const int token = i == 0 ? anchor : word(draft[i - 1]);
     step.rows[record.first_row + i] = {token, record.first_position + i, request, kRowNeedsLogits, -1};
   }
@@ -49,10 +49,10 @@ inline void write_output(const KernelParams& params, int request, const uint64_t
   out.num_accepted = word(verdict[0]);
   out.num_tokens = word(verdict[1]);
   out.last_position = word(verdict[2]);
-  for (int i = 0; i <= constants::kBlockSize; ++i) out.tokens[i] = word(verdict[3 + i]);
-  for (int i = 0; i < constants::kBlockSize; ++i) {
+  for (int i = 0; i <= constants::kDraftLength; ++i) out.tokens[i] = word(verdict[3 + i]);
+  for (int i = 0; i < constants::kDraftLength; ++i) {
     out.drafts[i] = word(draft[i]);
-    out.confidence[i] = std::bit_cast<float>(static_cast<uint32_t>(draft[constants::kBlockSize + i]));
+    out.confidence[i] = std::bit_cast<float>(static_cast<uint32_t>(draft[constants::kDraftLength + i]));
   }
 }
 
@@ -77,8 +77,9 @@ inline bool lay_out_next(Shared& shared) {
   const bool lost = bar_sync_or(0, kThreads, !left);
   if (thread_idx() == 0) {
     step.epoch = epoch + 1;
-    step.num_rows = step.num_requests * (constants::kBlockSize + 1);
-    if (cta_idx() == 0) *const_cast<volatile uint32_t*>(&reinterpret_cast<StepOutputRecord*>(params.outputs)[epoch & 1].epoch) = epoch;
+    step.num_rows = step.num_requests * (constants::kDraftLength + 1);
+    if (cta_idx() == 0)
+      *const_cast<volatile uint32_t*>(&reinterpret_cast<StepOutputRecord*>(params.outputs)[epoch & 1].epoch) = epoch;
   }
   return !lost;
 }

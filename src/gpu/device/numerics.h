@@ -290,7 +290,7 @@ inline uint8_t* index_record(const Cta& cta, int request_idx, const CallRecord& 
 
 // Last committed position of a request, by its verdict: [request][accepted, count, last position, tokens].
 inline int wait_last_position(const Cta& cta, const Words& verdicts, int request_idx) {
-  return static_cast<int>(wait_word(cta, verdicts, int64_t{request_idx} * (constants::kBlockSize + 4) + 2));
+  return static_cast<int>(wait_word(cta, verdicts, int64_t{request_idx} * (constants::kDraftLength + 4) + 2));
 }
 
 }  // namespace monostep::gpu

@@ -53,14 +53,14 @@ struct alignas(16) CallRecord {
   int32_t num_experts;
   int32_t experts_per_token;
   int32_t num_sections;
-  int32_t first_layer;     // 1: streams come from the embedding
-  int32_t tile_of[5];      // first tiles in the region that the call reads; of kAttnIn: wq_a, wkv, compressor wkv,
-                           // compressor gate, weights_proj; of kFfnIn: router, shared w1, shared w3
-  int32_t index_tile;      // first tile of indexer.wq_b in kQPart
-  int32_t reader_splits;   // K slices of the region of partial sums that the call reads
+  int32_t first_layer;    // 1: streams come from the embedding
+  int32_t tile_of[5];     // first tiles in the region that the call reads; of kAttnIn: wq_a, wkv, compressor wkv,
+                          // compressor gate, weights_proj; of kFfnIn: router, shared w1, shared w3
+  int32_t index_tile;     // first tile of indexer.wq_b in kQPart
+  int32_t reader_splits;  // K slices of the region of partial sums that the call reads
   int32_t score_chunks;
-  int32_t expert_tiles;    // kExpertDown: tiles x splits of kExpertUp; kAttend and kIndexScore: splits of kQProj
-  int32_t expert_splits;   // kExpertDown: splits of kExpertUp
+  int32_t expert_tiles;   // kExpertDown: tiles x splits of kExpertUp; kAttend and kIndexScore: splits of kQProj
+  int32_t expert_splits;  // kExpertDown: splits of kExpertUp
   int32_t reserved;
   uint64_t router_bias[2];  // f32 [experts]: text rows, image rows
   RegionRef reads[kMaxRegionRefs];
@@ -109,14 +109,14 @@ struct alignas(16) StepRecord {
 static_assert(sizeof(StepRecord) % 16 == 0);
 
 // What a request's step gave, for the host, written when the next step begins.
-inline constexpr int kMaxBlockSize = 8;
+inline constexpr int kMaxDraftLength = 8;
 struct RequestOutputRecord {
   int32_t num_accepted;
   int32_t num_tokens;
   int32_t last_position;
-  int32_t tokens[kMaxBlockSize + 1];
-  int32_t drafts[kMaxBlockSize];
-  float confidence[kMaxBlockSize];
+  int32_t tokens[kMaxDraftLength + 1];
+  int32_t drafts[kMaxDraftLength];
+  float confidence[kMaxDraftLength];
 };
 struct StepOutputRecord {
   uint32_t epoch;  // written last
@@ -131,17 +131,17 @@ struct Report {
   uint32_t filled;  // 1: the fields below are valid
   uint32_t cta;
   uint32_t call;
-  uint32_t pair;    // index in the arena; ~0: not a region but what `wanted` names: 1 weights in the ring, 2 free ring,
-                    // 3 routing, 4 the step before a step laid out on the device; ~0 - 1: a region, place unknown
+  uint32_t pair;  // index in the arena; ~0: not a region but what `wanted` names: 1 weights in the ring, 2 free ring,
+                  // 3 routing, 4 the step before a step laid out on the device; ~0 - 1: a region, place unknown
   uint32_t wanted;
   uint32_t seen;
 };
 
 // How results that other ranks read are handed over.
 enum class Push : int32_t {
-  kPeers,     // stored into every rank's arena
-  kNone,      // own arena only: peers' granules are filled by the host
-  kSelf,      // peers are played: the own values are stored at every rank's place
+  kPeers,  // stored into every rank's arena
+  kNone,   // own arena only: peers' granules are filled by the host
+  kSelf,   // peers are played: the own values are stored at every rank's place
 };
 
 // What a CTA did in a call: cycle counts of its SM, and of them those that its first thread waited for weights.
@@ -166,10 +166,10 @@ struct KernelParams {
   uint64_t rope;           // f32 [2][rope pairs]: base, yarn
   uint64_t engram_codes[kMaxEngramLayers];
   uint64_t engram_scales[kMaxEngramLayers];
-  uint64_t engram_hash;  // int64 [engram layers][primes columns | offsets columns | multipliers n]
+  uint64_t engram_hash;                    // int64 [engram layers][primes columns | offsets columns | multipliers n]
   uint64_t engram_rows[kMaxEngramLayers];  // rows that the pinned table holds; row numbers are taken modulo
-  uint64_t image_rows;   // f32 [image rows][hidden]
-  uint64_t report;       // Report, mapped
+  uint64_t image_rows;                     // f32 [image rows][hidden]
+  uint64_t report;                         // Report, mapped
   uint64_t previous_step;  // StepRecord that a step laid out on the device continues; 0: `step` holds the step
   uint64_t clocks;         // CallClock[calls][CTAs]; 0: off
   uint64_t outputs;        // mapped StepOutputRecord[2] by the parity of the epoch
@@ -179,8 +179,10 @@ struct KernelParams {
   int32_t rank;
   int32_t push;
   int32_t pad_class;
-  int32_t poll_limit;  // tries after which a wait gives up by itself; 0: only on abort
-  int32_t ring_window; // bytes of weights in flight
+  int32_t poll_limit;   // tries after which a wait gives up by itself; 0: only on abort
+  int32_t ring_window;  // bytes of weights in flight
+  uint32_t delay_seed;  // tests: every CTA sleeps a random while before each call; 0: off
+  int32_t reserved;
 };
 
 }  // namespace monostep::gpu

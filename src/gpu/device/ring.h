@@ -1,6 +1,6 @@
 // The weight ring: one producer warp streams the chunks of all calls of the launch, in the order in which this CTA
-// consumes them, and waits only for free ring bytes, for landings, and for routing where experts come in. The ring never
-// drains between stages. for_each_chunk is that order: the producer and the stages walk the same function.
+// consumes them, and waits only for free ring bytes, for landings, and for routing where experts come in. The ring
+// never drains between stages. for_each_chunk is that order: the producer and the stages walk the same function.
 #pragma once
 
 #include "gpu/device/cta.h"
@@ -46,7 +46,7 @@ inline TaskRange tasks_of(const CallRecord& record, int cta, int num_ctas) {
   return {first * record.tasks_per_chunk, num_ctas * record.tasks_per_chunk};
 }
 
-inline bool streams_weights(int stage) {
+constexpr bool streams_weights(int stage) {
   switch (static_cast<Stage>(stage)) {
     case Stage::kEngramKv:
     case Stage::kFold:

@@ -163,7 +163,8 @@ inline void mark_taken(const Cta& cta, int count) {
   }
 }
 
-// One warp: the mapped rows that take an expert, in row order; calls take(n, row, slot) for each, and gives their number.
+// One warp: the mapped rows that take an expert, in row order; calls take(n, row, slot) for each, and gives their
+// number.
 template <typename Take>
 inline int for_rows_of(const Cta& cta, int mapped, int expert, const Take& take) {
   int count = 0;

@@ -16,7 +16,7 @@ inline constexpr int kUnits = constants::kHeadDim / kUnit;
 inline constexpr int kUnitsPerThread = (kListChunk * kUnits + kConsumers - 1) / kConsumers;
 inline constexpr int kSpans = (constants::kHeadDim / 32 + kWarps - 1) / kWarps;  // of 32 dimensions, a warp's
 inline constexpr int kBehindWindow =
-    constants::kIndexTopk > constants::kBlockSize ? constants::kIndexTopk : constants::kBlockSize;
+    constants::kIndexTopk > constants::kDraftLength ? constants::kIndexTopk : constants::kDraftLength;
 
 inline constexpr int kKeyWords = padded_words(constants::kHeadDim, 2);
 inline constexpr int kQueryWords = padded_words(constants::kHeadDim, 4);
@@ -51,7 +51,7 @@ static_assert(sizeof(AttendScratch) <= constants::kScratchBytes);
 inline constexpr uint64_t kInStep = uint64_t{1} << 63;
 
 // The list of one row: entries [0, num_first) are window records, those behind are compressed ones (or, in the draft,
-// the block's own rows).
+// the draft's own rows).
 struct AttentionList {
   int num_first;
   int num_entries;
@@ -95,7 +95,7 @@ inline void list_selected(const AttendContext& ctx, const AttendRow& row, Attent
   const int count = list.num_entries - list.num_first;
   if (record.draft) {
     for (int idx = cta.thread; idx < count; idx += kConsumers)
-      sources[idx] = in_step(row.request_idx * constants::kBlockSize + idx);
+      sources[idx] = in_step(row.request_idx * constants::kDraftLength + idx);
     return;
   }
   if (count == 0) return;
@@ -451,10 +451,10 @@ inline bool attend_row(const AttendContext& ctx, int group, int row_idx, AttendS
   if (record.draft) {
     row.last_position = wait_last_position(cta, ctx.read<Region::kVerdictOut>(), row.request_idx);
     if (!cta.sync_alive()) return false;
-    row.position = row.last_position + 1 + row_idx % constants::kBlockSize;
+    row.position = row.last_position + 1 + row_idx % constants::kDraftLength;
     parts[1] = parts[0];
     parts[0] = ctx.read<Region::kContextNewOut>();
-    num_second = constants::kBlockSize;
+    num_second = constants::kDraftLength;
   } else {
     row.position = cta.shared.step.rows[row_idx].position;
     const int visible = record.ratio > 0 ? (row.position + 1) / record.ratio : 0;

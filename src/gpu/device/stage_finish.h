@@ -66,7 +66,7 @@ inline void slot_sums(const StageContext<Stage::kExpertAct>& ctx, int part, int 
                       float (&out)[2]) {
   const CallRecord& record = ctx.record;
   const bool shared_expert = slot == constants::kExpertSlots;
-  float sums[1][2];
+  float sums[1][2] = {};
   if (shared_expert) {
     const SplitSums from{ctx.read<Region::kFfnInPart>(), record.tile_of[1 + part], record.reader_splits};
     wait_sums<1, 4>(ctx.cta, from, sums, [&](int) { return SumPlace{row, column}; });

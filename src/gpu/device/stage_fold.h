@@ -87,7 +87,8 @@ inline void embed_pair(const Cta& cta, const RowRecord& row_record, int row, int
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     value[i] = row_record.image_row >= 0
-                   ? reinterpret_cast<const float*>(cta.params.image_rows)[row_record.image_row * int64_t{constants::kHidden} + d + i]
+                   ? reinterpret_cast<const float*>(
+                         cta.params.image_rows)[row_record.image_row * int64_t{constants::kHidden} + d + i]
                    : bf16_value(reinterpret_cast<const uint16_t*>(
                          cta.params.embed)[row_record.token * int64_t{constants::kHidden} + d + i]);
   }
@@ -117,7 +118,8 @@ inline uint32_t collapse_pair(const FoldScratch& scratch, int row, int pair, con
 // Calls f(row, pair) for every mapped row and pair of columns of the slice.
 template <typename F>
 inline void for_each_pair(const Cta& cta, int count, const F& f) {
-  for (int i = cta.thread; i < count * (kWidth / 2); i += kConsumers) f(cta.shared.map[i / (kWidth / 2)], i % (kWidth / 2));
+  for (int i = cta.thread; i < count * (kWidth / 2); i += kConsumers)
+    f(cta.shared.map[i / (kWidth / 2)], i % (kWidth / 2));
 }
 
 inline void put_streams(const Cta& cta, const Sink& sink, int slice, int count, const FoldScratch& scratch) {
@@ -145,8 +147,8 @@ inline double sum_over_lanes(double value) {
   return value;
 }
 
-// Partial mHC products of the slice: [row][outputs, then the sum of squares]. `chunk` holds f32 [output][stream][column].
-// One warp an output and row; lanes share out the columns.
+// Partial mHC products of the slice: [row][outputs, then the sum of squares]. `chunk` holds f32
+// [output][stream][column]. One warp an output and row; lanes share out the columns.
 inline void put_mix_products(const Cta& cta, const Sink& sink, const float* chunk, int slice, int count,
                              const FoldScratch& scratch) {
   constexpr int kOutputs = kMixWords + 1;
@@ -205,7 +207,7 @@ inline RowRecord token_of(const StageContext<S>& ctx, int row) {
   if (ctx.record.draft == 0) return ctx.cta.shared.step.rows[row];
   RowRecord out{constants::kNoiseToken, 0, 0, 0, -1};
   if constexpr (program::may_read(S, Region::kVerdictOut)) {
-    if (row % constants::kBlockSize == 0) out.token = ctx.cta.shared.anchors[row / constants::kBlockSize];
+    if (row % constants::kDraftLength == 0) out.token = ctx.cta.shared.anchors[row / constants::kDraftLength];
   }
   return out;
 }
@@ -217,9 +219,9 @@ inline void load_anchors(const StageContext<Stage::kFold>& ctx) {
   if (cta.thread >= cta.shared.step.num_requests) return;
   if ((ctx.request(cta.thread).flags & kRequestDraft) == 0) return;
   const Words words = ctx.read<Region::kVerdictOut>();
-  const int64_t first = int64_t{cta.thread} * (constants::kBlockSize + 4);
+  const int64_t first = int64_t{cta.thread} * (constants::kDraftLength + 4);
   const auto tokens = static_cast<int>(wait_word(cta, words, first + 1));
-  const bool valid = tokens >= 1 && tokens <= constants::kBlockSize + 1;
+  const bool valid = tokens >= 1 && tokens <= constants::kDraftLength + 1;
   const auto token = static_cast<int>(wait_word(cta, words, first + 2 + (valid ? tokens : 1)));
   cta.shared.anchors[cta.thread] = token >= 0 && token < constants::kVocab ? token : 0;
 }

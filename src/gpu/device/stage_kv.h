@@ -148,7 +148,7 @@ inline bool make_kv_row(const StageContext<Stage::kKvNew>& ctx, int row_idx, KvS
             constants::kHeadDim, scratch.window);
   if (record.draft) {
     const int last = wait_last_position(cta, ctx.read<Region::kVerdictOut>(), row.request_idx);
-    row.position = last + 1 + row_idx % constants::kBlockSize;
+    row.position = last + 1 + row_idx % constants::kDraftLength;
   } else {
     row.position = cta.shared.step.rows[row_idx].position;
   }

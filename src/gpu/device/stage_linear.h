@@ -23,9 +23,8 @@ inline bool run_split_linears(StageContext<S>& ctx, int count, const SliceOf& sl
   Multiplier multiplier{reinterpret_cast<double*>(scratch + partials_offset(constants::kRows, kWidth))};
   int loaded = -1;
   return for_each_chunk<S>(record, cta.shared, cta.idx, cta.count, [&](const Chunk& chunk) {
-    const bool plain = kUse == Use::kPlain ||
-                       (kUse == Use::kByStorage &&
-                        record.sections[chunk.section].storage == static_cast<int>(Storage::kBf16));
+    const bool plain = kUse == Use::kPlain || (kUse == Use::kByStorage && record.sections[chunk.section].storage ==
+                                                                              static_cast<int>(Storage::kBf16));
     const int slice = slice_of(chunk);
     const int wanted = slice * 2 + (plain ? 1 : 0);
     if (wanted != loaded) {
@@ -44,8 +43,9 @@ inline bool run_split_linears(StageContext<S>& ctx, int count, const SliceOf& sl
     } else if constexpr (kUse == Use::kPlain) {
       return multiply_chunk<Storage::kFp8, true, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take);
     } else {
-      return plain ? multiply_chunk<Storage::kBf16, true, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take)
-                   : multiply_chunk<Storage::kFp8, false, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take);
+      return plain
+                 ? multiply_chunk<Storage::kBf16, true, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take)
+                 : multiply_chunk<Storage::kFp8, false, Shape>(cta, multiplier, chunk.bytes, inputs, map, count, take);
     }
   });
 }
@@ -85,7 +85,8 @@ inline bool run_site_inputs(StageContext<S>& ctx) {
       load_slice<false, true>(ctx.cta, source, norm, begin, constants::kHiddenSlice, count, inputs);
     }
   };
-  return run_split_linears<constants::kHiddenSlice, Use::kByStorage>(ctx, count, piece_of, load, partial_sums<Out>(ctx));
+  return run_split_linears<constants::kHiddenSlice, Use::kByStorage>(ctx, count, piece_of, load,
+                                                                     partial_sums<Out>(ctx));
 }
 
 template <>
@@ -159,7 +160,7 @@ inline bool run_stage(StageContext<Stage::kMainProj>& ctx) {
     load_slice<false, false>(ctx.cta, source, 0, piece * constants::kMainSlice, constants::kMainSlice, count, inputs);
   };
   return run_split_linears<constants::kMainSlice, Use::kQuantized>(ctx, count, piece_of, load,
-                                                                       partial_sums<Region::kMainPart>(ctx));
+                                                                   partial_sums<Region::kMainPart>(ctx));
 }
 
 template <>
@@ -171,7 +172,8 @@ inline bool run_stage(StageContext<Stage::kEngramKv>& ctx) {
                              inputs);
   };
   const int64_t tasks = ctx.record.num_tasks;
-  const auto emit = partial_sums<Region::kEngramKvOut>(ctx, ctx.cta.params.rank * tasks, tasks * constants::kRows * kTile);
+  const auto emit =
+      partial_sums<Region::kEngramKvOut>(ctx, ctx.cta.params.rank * tasks, tasks * constants::kRows * kTile);
   return run_split_linears<constants::kEngramSlice, Use::kQuantized>(ctx, count, piece_of, load, emit);
 }
 
@@ -182,11 +184,14 @@ inline bool run_stage(StageContext<Stage::kWoA>& ctx) {
   const Words words = ctx.read<Region::kAttnOut>();
   // Inputs differ by output group.
   const int splits = ctx.record.splits;
-  const auto slice_of = [&](const Chunk& chunk) { return chunk.tile / (constants::kOLoraRank / kTile) * splits + chunk.piece; };
+  const auto slice_of = [&](const Chunk& chunk) {
+    return chunk.tile / (constants::kOLoraRank / kTile) * splits + chunk.piece;
+  };
   const auto load = [&](const Inputs& inputs, int slice, bool) {
     const int64_t group = slice / splits;
     const RowSource source{words, group * constants::kRows * (kGroupWidth / 2), kGroupWidth};
-    load_slice<true, false>(ctx.cta, source, 0, slice % splits * constants::kWoASlice, constants::kWoASlice, count, inputs);
+    load_slice<true, false>(ctx.cta, source, 0, slice % splits * constants::kWoASlice, constants::kWoASlice, count,
+                            inputs);
   };
   return run_split_linears<constants::kWoASlice, Use::kPlain>(ctx, count, slice_of, load,
                                                               partial_sums<Region::kOaPart>(ctx));
@@ -218,7 +223,8 @@ inline bool run_whole_linears(StageContext<S>& ctx, int count, const Load& load,
     const int place = (chunk.task - tasks.first) / tasks.stride % constants::kTaskBatch;
     const auto take = [&](int, int n, int column, double value) {
       double& sum = sums[(place * constants::kRows + n) * kTile + column];
-      if (chunk.piece > 0) value = kPlain ? sum + value : static_cast<double>(static_cast<float>(sum) + static_cast<float>(value));
+      if (chunk.piece > 0)
+        value = kPlain ? sum + value : static_cast<double>(static_cast<float>(sum) + static_cast<float>(value));
       if (chunk.piece + 1 < pieces) {
         sum = value;
       } else {
@@ -237,9 +243,11 @@ inline bool run_stage(StageContext<Stage::kWoB>& ctx) {
     load_slice<false, false>(ctx.cta, source, 0, piece * constants::kWoBSlice, constants::kWoBSlice, count, inputs);
   };
   const int64_t tasks = ctx.record.num_tasks;
-  const auto put = partial_sums<Region::kAttnExchange>(ctx, ctx.cta.params.rank * tasks, tasks * constants::kRows * kTile);
+  const auto put =
+      partial_sums<Region::kAttnExchange>(ctx, ctx.cta.params.rank * tasks, tasks * constants::kRows * kTile);
   return run_whole_linears<constants::kWoBSlice, Storage::kFp8>(
-      ctx, count, load, [&](int task, int n, int column, float value) { put(task, ctx.cta.shared.map[n], column, value); });
+      ctx, count, load,
+      [&](int task, int n, int column, float value) { put(task, ctx.cta.shared.map[n], column, value); });
 }
 
 template <>
@@ -257,7 +265,8 @@ inline bool run_stage(StageContext<Stage::kHead>& ctx) {
   const int64_t tasks = ctx.record.num_tasks;
   const auto put = partial_sums<Region::kLogits>(ctx, ctx.cta.params.rank * tasks, tasks * constants::kRows * kTile);
   return run_whole_linears<constants::kHiddenSlice, Storage::kBf16>(
-      ctx, count, load, [&](int task, int n, int column, float value) { put(task, ctx.cta.shared.map[n], column, value); });
+      ctx, count, load,
+      [&](int task, int n, int column, float value) { put(task, ctx.cta.shared.map[n], column, value); });
 }
 
 }  // namespace monostep::gpu

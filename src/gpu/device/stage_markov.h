@@ -16,9 +16,9 @@ static_assert(constants::kMarkovSlice == constants::kMarkovRank, "a Markov embed
 template <Stage S>
 inline int anchor_of(const StageContext<S>& ctx, int request) {
   const Words verdict = ctx.template read<Region::kVerdictOut>();
-  const int64_t at = int64_t{request} * (constants::kBlockSize + 4);
+  const int64_t at = int64_t{request} * (constants::kDraftLength + 4);
   const auto count = static_cast<int>(wait_word(ctx.cta, verdict, at + 1));
-  if (count <= 0 || count > constants::kBlockSize + 1) return 0;  // none, or given up
+  if (count <= 0 || count > constants::kDraftLength + 1) return 0;  // none, or given up
   return static_cast<int>(wait_word(ctx.cta, verdict, at + 2 + count));
 }
 
@@ -119,7 +119,7 @@ inline bool run_stage(StageContext<Stage::kMarkov>& ctx) {
   const CallRecord& record = ctx.record;
   const int16_t* map = cta.shared.map;
   const int count =
-      map_rows(cta, constants::kMaxRequests, [&](int request) { return ctx.live(request * constants::kBlockSize); });
+      map_rows(cta, constants::kMaxRequests, [&](int request) { return ctx.live(request * constants::kDraftLength); });
   if (ctx.first_task() >= record.num_tasks) return true;
   if (!previous_tokens(ctx, count)) return false;
   char* at = cta.scratch<char>();
@@ -132,7 +132,7 @@ inline bool run_stage(StageContext<Stage::kMarkov>& ctx) {
   return for_each_chunk<Stage::kMarkov>(record, cta.shared, cta.idx, cta.count, [&](const Chunk& chunk) {
     const auto emit = [&](int, int n, int column, double product) {
       const int granule = cta.params.rank * constants::kHeadTiles + chunk.task;
-      const int row = map[n] * constants::kBlockSize + record.layer;
+      const int row = map[n] * constants::kDraftLength + record.layer;
       const float base = wait_f32(cta, logits, (int64_t{granule} * constants::kRows + row) * kTile + column);
       const float logit = base + static_cast<float>(product);
       markov_scratch(cta).logits[n][column] = logit;
@@ -181,8 +181,8 @@ inline float confidence(const StageContext<Stage::kDraftOut>& ctx, int row, int 
 }
 
 struct DraftOutScratch {
-  int tokens[constants::kBlockSize + 1];  // the anchor, then the drafts
-  Best shares[constants::kBlockSize][kWarps];
+  int tokens[constants::kDraftLength + 1];  // the anchor, then the drafts
+  Best shares[constants::kDraftLength][kWarps];
 };
 static_assert(sizeof(DraftOutScratch) <= constants::kScratchBytes);
 
@@ -191,10 +191,10 @@ inline bool collect_drafts(const StageContext<Stage::kDraftOut>& ctx, int reques
   const Cta& cta = ctx.cta;
   auto& scratch = *cta.scratch<DraftOutScratch>();
   if (cta.thread == 0) scratch.tokens[0] = anchor_of(ctx, request);
-  for (int position = 0; position < constants::kBlockSize; ++position)
+  for (int position = 0; position < constants::kDraftLength; ++position)
     share_picks(ctx, position, request, scratch.shares[position]);
   if (!cta.sync_alive()) return false;
-  if (cta.thread < constants::kBlockSize) scratch.tokens[cta.thread + 1] = pick_of(scratch.shares[cta.thread]);
+  if (cta.thread < constants::kDraftLength) scratch.tokens[cta.thread + 1] = pick_of(scratch.shares[cta.thread]);
   cta.sync();
   return true;
 }
@@ -207,12 +207,12 @@ inline bool run_stage(StageContext<Stage::kDraftOut>& ctx) {
   for (int request = ctx.first_task(); request < cta.shared.step.num_requests; request += ctx.task_stride()) {
     if ((ctx.request(request).flags & kRequestDraft) == 0) continue;
     if (!collect_drafts(ctx, request)) return false;
-    const int at = request * 2 * constants::kBlockSize;
-    for (int position = cta.warp; position < constants::kBlockSize; position += kWarps) {
-      const float value = confidence(ctx, request * constants::kBlockSize + position, tokens[position]);
+    const int at = request * 2 * constants::kDraftLength;
+    for (int position = cta.warp; position < constants::kDraftLength; position += kWarps) {
+      const float value = confidence(ctx, request * constants::kDraftLength + position, tokens[position]);
       if (cta.lane != 0) continue;
       put_word(cta, sink, at + position, static_cast<uint32_t>(tokens[position + 1]));
-      put_f32(cta, sink, at + constants::kBlockSize + position, value);
+      put_f32(cta, sink, at + constants::kDraftLength + position, value);
     }
     if (!cta.sync_alive()) return false;  // and nobody reads the scratch any more
   }

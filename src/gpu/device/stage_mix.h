@@ -23,7 +23,7 @@ inline void sum_products(const Cta& cta, const Words& parts, int row, MixScratch
   for (int output = cta.lane; output < kOutputs; output += 32) {
     double sum = 0;
     for (int slice = first; slice < last; slice += kAtOnce) {
-      uint64_t pairs[kAtOnce];
+      uint64_t pairs[kAtOnce] = {};  // a value left open would live through the whole program
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (slice + i < last)

@@ -76,12 +76,12 @@ inline void put_verdict(const StageContext<Stage::kVerdict>& ctx, const int* sam
   }
   const Sink sink = ctx.write<Region::kVerdictOut>();
   const auto put = [&](int idx, int value) {
-    put_word(ctx.cta, sink, request_idx * (constants::kBlockSize + 4) + idx, static_cast<uint32_t>(value));
+    put_word(ctx.cta, sink, request_idx * (constants::kDraftLength + 4) + idx, static_cast<uint32_t>(value));
   };
   put(0, accepted);
   put(1, count);
   put(2, request.first_position + request.num_rows - 1 - request.num_drafts + accepted);
-  for (int idx = 0; idx <= constants::kBlockSize; ++idx) put(3 + idx, idx < count ? token_of(idx) : 0);
+  for (int idx = 0; idx <= constants::kDraftLength; ++idx) put(3 + idx, idx < count ? token_of(idx) : 0);
 }
 
 template <>

@@ -16,65 +16,71 @@
 
 namespace monostep::gpu {
 
-// Where the consumers are in the ring, and whether the step goes on: what a stage takes and gives, in registers.
-struct Walk {
-  uint32_t chunk_idx;
-  uint32_t ring_at;
-  bool alive;
-};
-
 inline Cta make_cta() {
   auto& shared = *reinterpret_cast<Shared*>(shared_base());
   const int thread = thread_idx();
   return {shared.params, shared, thread, thread % 32, thread / 32, cta_idx(), cta_count()};
 }
 
-// Each stage is compiled apart, with registers of its own.
+// Each stage is compiled apart. Nothing is held in registers across it: they are all its own. The call behind
+// `call_idx`; -1: given up.
 template <Stage S>
-MONOSTEP_NOINLINE inline Walk run(Walk walk, int call_idx) {
+MONOSTEP_NOINLINE inline int run(int call_idx) {
+  constexpr bool kStreams = streams_weights(static_cast<int>(S));
   Cta cta = make_cta();
   cta.call_idx = call_idx;
-  cta.chunk_idx = walk.chunk_idx;
-  cta.ring_at = walk.ring_at;
+  const bool timed = cta.thread == 0 && cta.params.clocks != 0;
+  if (timed) *call_clock(cta.params, call_idx) = {clock_cycles(), 0, 0, 0};
+  if constexpr (kStreams) {  // such a stage begins with a barrier (map_rows): all have read when a thread is at its end
+    cta.chunk_idx = cta.shared.chunk_idx;
+    cta.ring_at = cta.shared.ring_at;
+  }
   StageContext<S> ctx(cta);
   const bool alive = run_stage(ctx);
-  return {cta.chunk_idx, cta.ring_at, alive};
+  if constexpr (kStreams) {
+    if (cta.thread == 0) {
+      cta.shared.chunk_idx = cta.chunk_idx;
+      cta.shared.ring_at = cta.ring_at;
+    }
+  }
+  if (timed) call_clock(cta.params, call_idx)->end = clock_cycles();
+  return alive ? call_idx + 1 : -1;
 }
 
-inline Walk run_call(Walk walk, int stage, int call_idx) {
+inline int run_call(int stage, int call_idx) {
   switch (static_cast<Stage>(stage)) {
-    case Stage::kEngramRows: return run<Stage::kEngramRows>(walk, call_idx);
-    case Stage::kEngramKv: return run<Stage::kEngramKv>(walk, call_idx);
-    case Stage::kEngramFold: return run<Stage::kEngramFold>(walk, call_idx);
-    case Stage::kFold: return run<Stage::kFold>(walk, call_idx);
-    case Stage::kAttnMix: return run<Stage::kAttnMix>(walk, call_idx);
-    case Stage::kAttnIn: return run<Stage::kAttnIn>(walk, call_idx);
-    case Stage::kQNorm: return run<Stage::kQNorm>(walk, call_idx);
-    case Stage::kQProj: return run<Stage::kQProj>(walk, call_idx);
-    case Stage::kKvNew: return run<Stage::kKvNew>(walk, call_idx);
-    case Stage::kIndexScore: return run<Stage::kIndexScore>(walk, call_idx);
-    case Stage::kIndexSelect: return run<Stage::kIndexSelect>(walk, call_idx);
-    case Stage::kAttend: return run<Stage::kAttend>(walk, call_idx);
-    case Stage::kWoA: return run<Stage::kWoA>(walk, call_idx);
-    case Stage::kOSum: return run<Stage::kOSum>(walk, call_idx);
-    case Stage::kWoB: return run<Stage::kWoB>(walk, call_idx);
-    case Stage::kFfnFold: return run<Stage::kFfnFold>(walk, call_idx);
-    case Stage::kFfnMix: return run<Stage::kFfnMix>(walk, call_idx);
-    case Stage::kFfnIn: return run<Stage::kFfnIn>(walk, call_idx);
-    case Stage::kExpertUp: return run<Stage::kExpertUp>(walk, call_idx);
-    case Stage::kExpertAct: return run<Stage::kExpertAct>(walk, call_idx);
-    case Stage::kExpertDown: return run<Stage::kExpertDown>(walk, call_idx);
-    case Stage::kHeadFold: return run<Stage::kHeadFold>(walk, call_idx);
-    case Stage::kHead: return run<Stage::kHead>(walk, call_idx);
-    case Stage::kSample: return run<Stage::kSample>(walk, call_idx);
-    case Stage::kVerdict: return run<Stage::kVerdict>(walk, call_idx);
-    case Stage::kMainProj: return run<Stage::kMainProj>(walk, call_idx);
-    case Stage::kContextProj: return run<Stage::kContextProj>(walk, call_idx);
-    case Stage::kContextNew: return run<Stage::kContextNew>(walk, call_idx);
-    case Stage::kMarkov: return run<Stage::kMarkov>(walk, call_idx);
-    case Stage::kDraftOut: return run<Stage::kDraftOut>(walk, call_idx);
+    case Stage::kEngramRows: return run<Stage::kEngramRows>(call_idx);
+    case Stage::kEngramKv: return run<Stage::kEngramKv>(call_idx);
+    case Stage::kEngramFold: return run<Stage::kEngramFold>(call_idx);
+    case Stage::kFold: return run<Stage::kFold>(call_idx);
+    case Stage::kAttnMix: return run<Stage::kAttnMix>(call_idx);
+    case Stage::kAttnIn: return run<Stage::kAttnIn>(call_idx);
+    case Stage::kQNorm: return run<Stage::kQNorm>(call_idx);
+    case Stage::kQProj: return run<Stage::kQProj>(call_idx);
+    case Stage::kKvNew: return run<Stage::kKvNew>(call_idx);
+    case Stage::kIndexScore: return run<Stage::kIndexScore>(call_idx);
+    case Stage::kIndexSelect: return run<Stage::kIndexSelect>(call_idx);
+    case Stage::kAttend: return run<Stage::kAttend>(call_idx);
+    case Stage::kWoA: return run<Stage::kWoA>(call_idx);
+    case Stage::kOSum: return run<Stage::kOSum>(call_idx);
+    case Stage::kWoB: return run<Stage::kWoB>(call_idx);
+    case Stage::kFfnFold: return run<Stage::kFfnFold>(call_idx);
+    case Stage::kFfnMix: return run<Stage::kFfnMix>(call_idx);
+    case Stage::kFfnIn: return run<Stage::kFfnIn>(call_idx);
+    case Stage::kExpertUp: return run<Stage::kExpertUp>(call_idx);
+    case Stage::kExpertAct: return run<Stage::kExpertAct>(call_idx);
+    case Stage::kExpertDown: return run<Stage::kExpertDown>(call_idx);
+    case Stage::kHeadFold: return run<Stage::kHeadFold>(call_idx);
+    case Stage::kHead: return run<Stage::kHead>(call_idx);
+    case Stage::kSample: return run<Stage::kSample>(call_idx);
+    case Stage::kVerdict: return run<Stage::kVerdict>(call_idx);
+    case Stage::kMainProj: return run<Stage::kMainProj>(call_idx);
+    case Stage::kContextProj: return run<Stage::kContextProj>(call_idx);
+    case Stage::kContextNew: return run<Stage::kContextNew>(call_idx);
+    case Stage::kMarkov: return run<Stage::kMarkov>(call_idx);
+    case Stage::kDraftOut: return run<Stage::kDraftOut>(call_idx);
   }
-  return {0, 0, false};
+  return -1;
 }
 
 inline void copy_words(void* to, uint64_t from, int bytes, int thread, int threads) {
@@ -97,6 +103,8 @@ inline void set_up(const KernelParams& params) {
     mbarrier_init(&shared.routed, 1);
     mbarrier_init_fence();
     shared.dead = 0;
+    shared.chunk_idx = 0;
+    shared.ring_at = 0;
     shared.routed_layer = -1;
     shared.scaled_key = -1;
     shared.num_experts = 0;
@@ -105,34 +113,44 @@ inline void set_up(const KernelParams& params) {
   for (int i = thread; i < constants::kPairCapacity; i += kThreads) shared.identity[i] = static_cast<int16_t>(i);
   const bool laid_out = params.previous_step != 0;
   copy_words(&shared.step, laid_out ? params.previous_step : params.step, sizeof(StepRecord), thread, kThreads);
-  copy_words(&shared.calls[params.first_call & 1], record_address(params, params.first_call), sizeof(CallRecord), thread,
-             kThreads);
+  copy_words(&shared.calls[params.first_call & 1], record_address(params, params.first_call), sizeof(CallRecord),
+             thread, kThreads);
   bar_sync_or(0, kThreads, false);
   if (!laid_out) return;
-  if (!lay_out_next(shared) && thread == 0) give_up(0, ~0u, 4, shared.step.epoch);
+  if (!lay_out_next(shared) && thread == 0) give_up(shared, 0, ~0u, 4, shared.step.epoch);
   bar_sync_or(0, kThreads, false);
   if (cta_idx() != 0) return;
   for (int i = thread; i < static_cast<int>(sizeof(StepRecord) / 16); i += kThreads)
     reinterpret_cast<Word4*>(params.step)[i] = reinterpret_cast<const Word4*>(&shared.step)[i];
 }
 
+// Fetches a call's record, if the launch has the call.
+inline void fetch_call(Shared& shared, int call) {
+  if (call >= shared.params.last_call) return;
+  copy_words(&shared.calls[call & 1], record_address(shared.params, call), sizeof(CallRecord), thread_idx(),
+             kConsumers);
+}
+
+// Tests: up to 16 us of sleep, drawn from the seed, the step, the call and the CTA.
+inline void delay(const Shared& shared, int call) {
+  if (shared.params.delay_seed == 0) return;
+  uint32_t draw = shared.params.delay_seed + shared.step.epoch * 0x9e3779b9u;
+  draw = (draw ^ (static_cast<uint32_t>(call) * 0x85ebca6bu)) * 0xc2b2ae35u;
+  draw = (draw ^ (draw >> 15) ^ (static_cast<uint32_t>(cta_idx()) * 0x27d4eb2fu)) * 0x165667b1u;
+  sleep_nanoseconds(static_cast<int>(draw >> 18));
+}
+
 // The consumers' walk. The next call's record is fetched while a call runs.
 inline void consume() {
   auto& shared = *reinterpret_cast<Shared*>(shared_base());
-  const int first = shared.params.first_call;
-  const int last = shared.params.last_call;
-  Walk walk{0, 0, true};
-  for (int call = first; call < last; ++call) {
-    if (call + 1 < last)
-      copy_words(&shared.calls[(call + 1) & 1], record_address(shared.params, call + 1), sizeof(CallRecord), thread_idx(),
-                 kConsumers);
-    CallClock* clock = thread_idx() == 0 ? call_clock(shared.params, call) : nullptr;
-    if (clock != nullptr) *clock = {clock_cycles(), 0, 0, 0};
-    walk = run_call(walk, shared.calls[call & 1].stage, call);
-    if (clock != nullptr) clock->end = clock_cycles();
-    if (!walk.alive) break;
+  int call = shared.params.first_call;
+  while (call >= 0 && call < shared.params.last_call) {
+    fetch_call(shared, call + 1);
+    delay(shared, call);
+    call = run_call(shared.calls[call & 1].stage, call);
     bar_sync(1, kConsumers);
   }
+  report_stuck(shared);
 }
 
 MONOSTEP_NOINLINE inline void produce() {
