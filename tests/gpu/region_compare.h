@@ -62,12 +62,15 @@ struct Comparison {
 };
 
 // The size whose bf16 unit a word may be off. Outputs of the attention are rounded, rotated in pairs and rounded again:
-// a unit of the larger value of a pair reaches both.
-inline float rounded_size(Region region, std::span<const float> wanted, std::span<const float> found, size_t idx) {
+// a unit of the larger value of a pair reaches both. They are also sums of keys whose weights are rounded to bf16
+// first: a weight that falls the other way moves them by a unit of the keys' size, however small the sum is.
+inline float rounded_size(Region region, std::span<const float> wanted, std::span<const float> found, size_t idx,
+                          double rms) {
   const float own = std::max(std::fabs(wanted[idx]), std::fabs(found[idx]));
+  if (region != Region::kAttnOut) return own;
   const size_t other = idx ^ 1;
-  if (region != Region::kAttnOut || other >= wanted.size() || !std::isfinite(wanted[other])) return own;
-  return std::hypot(own, wanted[other]);
+  const bool paired = other < wanted.size() && std::isfinite(wanted[other]);
+  return std::max(paired ? std::hypot(own, wanted[other]) : own, static_cast<float>(rms));
 }
 
 // The share of the tight bound that a word's error takes; 0 for equal bits, infinity where no error is allowed.
@@ -123,7 +126,7 @@ inline Comparison compare_region(const program::Layout& layout, Region region, s
     const size_t column = idx % rms.size();
     const WordRule rule = rule_of(layout, region, static_cast<int>(column));
     const double ratio =
-        error_ratio(rule, wanted[idx], found[idx], rms[column], rounded_size(region, wanted, found, idx));
+        error_ratio(rule, wanted[idx], found[idx], rms[column], rounded_size(region, wanted, found, idx, rms[column]));
     if (!same_bits(wanted[idx], kPoison)) ++out.live;
     if (!same_bits(wanted[idx], found[idx])) ++out.differing;
     const bool flipped = rule == WordRule::kBF16 ? ratio > 0 : ratio > 1;
