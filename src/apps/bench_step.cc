@@ -62,8 +62,8 @@ class StepBench {
         if (launched.ok()) launched = rank_.launch(part.first, part.last);
       }
       Result<gpu::Graph> graph = device_.end_capture();
-      TRY(launched);
-      TRY(graph);
+      if (!launched.ok()) return launched.error();
+      if (!graph.ok()) return graph.error();
       graphs_.emplace(key, *graph);
     }
     return device_.launch(graphs_.at(key));

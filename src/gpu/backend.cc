@@ -58,7 +58,7 @@ Result<Graph> GpuBackend::capture(const CallRange& range) {
     if (launched.ok()) launched = rank_->launch(part.first, part.last);
   }
   Result<Graph> graph = device_.end_capture();
-  TRY(launched);
+  if (!launched.ok()) return launched.error();
   return graph;
 }
 
