@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Training batches, made on the fly and in any amount: the same seed gives the same batches. Documents of tasks.py are packed
+whole into rows; every token carries the weight of its loss (what the model writes counts fully, context a little).
+As a script, writes the 1,000 held-out word problems: data.py --held-out FILE."""
+import argparse
+import json
+import multiprocessing
+import pathlib
+import random
+
+import numpy as np
+
+import chat
+import problems
+import tasks
+
+CONTEXT_WEIGHT, LONG_CONTEXT_WEIGHT = 0.05, 0.01  # of tokens that the model does not write; in documents of more than LONG tokens
+LONG = 1024
+SHORT_MIX = [(tasks.word_problem, 0.48), (tasks.sums, 0.1), (tasks.copying, 0.1), (tasks.retrieval, 0.12), (tasks.tool_call, 0.09), (tasks.story, 0.05),
+             (tasks.code, 0.03), (tasks.small_talk, 0.03)]  # shares of the documents
+HELD_OUT_SEED, NUM_HELD_OUT = 20261, 1000
+
+
+def long_document(rng):
+    """Retrieval over 1k to about 8k tokens."""
+    return tasks.retrieval(rng, size=int(4200 * 2 ** rng.uniform(0, 3.05)))
+
+
+class Packer:
+    """Rows [length] of whole documents, from an endless supply."""
+
+    def __init__(self, tokenizer, seed, length, long_share=0.0):
+        self.tokenizer, self.rng, self.length, self.long_share = tokenizer, random.Random(seed), length, long_share
+        self.pad = tokenizer.token_to_id(chat.PAD)
+        self.waiting = []
+
+    def document(self):
+        if self.rng.random() < self.long_share:
+            make = long_document
+        else:
+            make = self.rng.choices([task for task, _ in SHORT_MIX], [share for _, share in SHORT_MIX])[0]
+        ids, targets = chat.encode(make(self.rng), self.tokenizer)
+        context = LONG_CONTEXT_WEIGHT if len(ids) > LONG else CONTEXT_WEIGHT
+        return ids, [1.0 if target else context for target in targets]
+
+    def row(self):
+        ids, weights, misses = [], [], 0
+        while misses < 12 and len(ids) < self.length - 24:
+            place = next((i for i, (waiting, _) in enumerate(self.waiting) if len(ids) + len(waiting) <= self.length), None)
+            found = self.waiting.pop(place) if place is not None else self.document()
+            if len(found[0]) > self.length:
+                continue
+            if len(ids) + len(found[0]) > self.length:
+                self.waiting.append(found)
+                misses += 1
+                continue
+            ids += found[0]
+            weights += [0.0, *found[1][1:]]  # nothing predicts the start of a document
+        self.waiting = self.waiting[-40:]
+        short = self.length - len(ids)
+        return ids + [self.pad] * short, weights + [0.0] * short
+
+    def batch(self, rows):
+        made = [self.row() for _ in range(rows)]
+        return np.array([ids for ids, _ in made], np.int16), np.array([weights for _, weights in made], np.float16)
+
+
+def produce(tokenizer_path, seed, length, long_share, rows, queue):
+    from tokenizers import Tokenizer
+    packer = Packer(Tokenizer.from_file(tokenizer_path), seed, length, long_share)
+    while True:
+        queue.put(packer.batch(rows))
+
+
+class Batches:
+    """Batches [rows, length] from worker processes, taken in turn so that the order does not depend on their speed."""
+
+    def __init__(self, tokenizer_path, seed, rows, length, long_share=0.0, workers=1):
+        context = multiprocessing.get_context('spawn')
+        self.queues = [context.Queue(4) for _ in range(workers)]
+        self.processes = [context.Process(target=produce, args=(str(tokenizer_path), seed * 1000 + number, length, long_share, rows, queue), daemon=True)
+                          for number, queue in enumerate(self.queues)]
+        for process in self.processes:
+            process.start()
+        self.turn = 0
+
+    def next(self):
+        queue = self.queues[self.turn % len(self.queues)]
+        self.turn += 1
+        return queue.get()
+
+    def close(self):
+        for process in self.processes:
+            process.terminate()
+
+
+def held_out_problems():
+    rng = random.Random(HELD_OUT_SEED)
+    return [problems.word_problem(rng, held_out=True) for _ in range(NUM_HELD_OUT)]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--held-out', required=True, type=pathlib.Path, help='JSON lines: question, steps, answer')
+    with open(parser.parse_args().held_out, 'w', encoding='utf-8') as file:
+        for question, steps, answer in held_out_problems():
+            file.write(json.dumps({'question': question, 'steps': steps, 'answer': answer}) + '\n')
+
+
+if __name__ == '__main__':
+    main()
