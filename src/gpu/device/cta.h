@@ -48,7 +48,6 @@ struct Shared {
   int num_mapped;                 // rows in `map`
   int anchors[kMaxStepRequests];  // of the drafting requests
   int ring_sizes[kRingSlots];     // of the producer
-  uint32_t live[2];               // bit masks of the live rows of the call
   alignas(16) CallRecord calls[2];
   alignas(16) CallRecord producer_calls[2];
   alignas(16) StepRecord step;

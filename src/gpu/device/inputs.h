@@ -9,6 +9,23 @@ namespace monostep::gpu {
 
 inline constexpr int kOctet = 8;
 
+// Eight neighbouring bf16 values of N rows (negative: none) from word first_word(n) on, as fp32.
+template <int N, typename FirstWord>
+inline void wait_octets(const Cta& cta, const Words& words, const int (&rows)[N], float (&out)[N][kOctet],
+                        const FirstWord& first_word) {
+  uint32_t raw[2 * N][2];
+  wait_words2(cta, words, raw, [&](int i) { return rows[i / 2] < 0 ? int64_t{-1} : first_word(i / 2) + i % 2 * 2; });
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = raw[2 * n + i / 2][i % 2];
+      out[n][2 * i] = low_bf16(word);
+      out[n][2 * i + 1] = high_bf16(word);
+    }
+  }
+}
+
 // Rows of bf16 values that lie [slice][row][width] (collapsed inputs, taps) in a region.
 struct SliceSource {
   Words words;
@@ -17,22 +34,10 @@ struct SliceSource {
 
   template <int N>
   void octets(const Cta& cta, const int (&rows)[N], const int (&begins)[N], float (&out)[N][kOctet]) const {
-    uint32_t raw[2 * N][2];
-    wait_words2(cta, words, raw, [&](int i) {
-      const int n = i / 2;
-      if (rows[n] < 0) return int64_t{-1};
+    wait_octets(cta, words, rows, out, [&](int n) {
       const int slice = begins[n] / width;
-      return (int64_t{slice} * constants::kRows + rows[n]) * (width / 2) + (begins[n] - slice * width) / 2 + i % 2 * 2;
+      return (int64_t{slice} * constants::kRows + rows[n]) * (width / 2) + (begins[n] - slice * width) / 2;
     });
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t word = raw[2 * n + i / 2][i % 2];
-        out[n][2 * i] = low_bf16(word);
-        out[n][2 * i + 1] = high_bf16(word);
-      }
-    }
   }
 };
 
@@ -45,21 +50,7 @@ struct RowSource {
 
   template <int N>
   void octets(const Cta& cta, const int (&rows)[N], const int (&begins)[N], float (&out)[N][kOctet]) const {
-    uint32_t raw[2 * N][2];
-    wait_words2(cta, words, raw, [&](int i) {
-      const int n = i / 2;
-      if (rows[n] < 0) return int64_t{-1};
-      return offset + int64_t{rows[n]} * (width / 2) + begins[n] / 2 + i % 2 * 2;
-    });
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t word = raw[2 * n + i / 2][i % 2];
-        out[n][2 * i] = low_bf16(word);
-        out[n][2 * i + 1] = high_bf16(word);
-      }
-    }
+    wait_octets(cta, words, rows, out, [&](int n) { return offset + int64_t{rows[n]} * (width / 2) + begins[n] / 2; });
   }
 };
 
