@@ -1,6 +1,7 @@
-"""Conversations to prompts in the model's wire format, as pieces: what the template puts is a token by itself, message text is
-plain. Covers what the training data needs: system, user, tool results, assistant with reasoning and calls. data.py and
-evaluate.py call it; the tests of the format are the recorded cases named in README.md."""
+"""Conversations to prompts in the model's wire format, as pieces: what the template puts is a token by itself,
+message text is plain. Covers what the training data needs: system, user, tool results, assistant with reasoning and
+calls. data.py and evaluate.py call it; the tests of the format are the recorded cases named in README.md."""
+
 import dataclasses
 import json
 
@@ -10,7 +11,8 @@ THINK, END_THINK, DSML = '<think>', '</think>', '｜DSML｜'
 
 TOOL_PREAMBLE = """## Tools
 
-You have access to a set of tools to help answer the user's question. You can invoke tools by writing a "<｜DSML｜ calls>" block like the following:
+You have access to a set of tools to help answer the user's question. You can invoke tools by \
+writing a "<｜DSML｜ calls>" block like the following:
 
 <｜DSML｜ calls>
 <｜DSML｜ invoke name="$TOOL_NAME">
@@ -22,9 +24,11 @@ You have access to a set of tools to help answer the user's question. You can in
 </｜DSML｜ invoke>
 </｜DSML｜ calls>
 
-String parameters should be specified as is and set `string="true"`. For all other types (numbers, booleans, arrays, objects), pass the value in JSON format and set `string="false"`.
+String parameters should be specified as is and set `string="true"`. For all other types \
+(numbers, booleans, arrays, objects), pass the value in JSON format and set `string="false"`.
 
-If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside <think>...</think> BEFORE any tool calls or final response.
+If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside \
+<think>...</think> BEFORE any tool calls or final response.
 
 Otherwise, output directly after </think> with tool calls or final response.
 
@@ -78,13 +82,19 @@ def calls_text(calls):
     """calls: [(name, {parameter: value})]; strings stand as they are, all else is JSON."""
     pieces = [*markers(f'<{DSML} calls>\n', True)]
     for number, (name, arguments) in enumerate(calls):
-        pieces += markers(('\n' if number else '') + f'<{DSML} invoke name="', True) + [Piece(name, False, True), Piece('">\n', False, True)]
+        pieces += markers(('\n' if number else '') + f'<{DSML} invoke name="', True) + [
+            Piece(name, False, True),
+            Piece('">\n', False, True),
+        ]
         last = next(reversed(arguments), None)
         for key, value in arguments.items():
             is_string = isinstance(value, str)
             text = value if is_string else json.dumps(value, ensure_ascii=False)
             pieces += markers(f'<{DSML} parameter name="', True)
-            pieces += [Piece(f'{key}" string="{"true" if is_string else "false"}">', False, True), Piece(text, False, True)]
+            pieces += [
+                Piece(f'{key}" string="{"true" if is_string else "false"}">', False, True),
+                Piece(text, False, True),
+            ]
             pieces += markers(f'</{DSML} parameter>' + ('' if key == last else '\n'), True)
         pieces += markers(f'\n</{DSML} invoke>', True)
     return pieces + markers(f'\n</{DSML} calls>', True)
@@ -95,8 +105,10 @@ def effort_line(effort):
 
 
 def render(messages, thinking=False, tools=None, effort=75):
-    """Pieces of a conversation. Messages: {'role': system|user|tool|assistant, 'content', 'reasoning', 'calls'}. A last message
-    that is not the assistant's is followed by the header that the model answers behind. `tools` go into the first message."""
+    """Pieces of a conversation. Messages: {'role': system|user|tool|assistant, 'content', 'reasoning', 'calls'}; tool
+    results that have an 'id' are put into the order of the 'ids' of the calls. A last message that is not the
+    assistant's is followed by the header that the model answers behind. `tools` go into the first message."""
+    messages = in_call_order(messages)
     pieces = [Piece(BOS, True)]
     keep_reasoning = bool(tools)
     last_user = max((i for i, message in enumerate(messages) if message['role'] in ('user', 'tool')), default=-1)
@@ -120,6 +132,20 @@ def render(messages, thinking=False, tools=None, effort=75):
         elif role == 'assistant':
             pieces += assistant_turn(message, thinking and (keep_reasoning or number > last_user))
     return [piece for piece in pieces if piece.text]
+
+
+def in_call_order(messages):
+    """The same messages with the tool results of a turn in the order of the calls before it."""
+    ordered, order, places = list(messages), {}, []
+    for number, message in enumerate([*messages, {'role': 'assistant'}]):
+        if message['role'] == 'tool':
+            places.append(number)
+        elif message['role'] == 'assistant':
+            results = sorted((messages[place] for place in places), key=lambda result: order.get(result.get('id'), 0))
+            for place, result in zip(places, results):
+                ordered[place] = result
+            order, places = {name: place for place, name in enumerate(message.get('ids', []))}, []
+    return ordered
 
 
 def user_turn(messages, number):

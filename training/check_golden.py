@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Holds this folder's model against the recorded runs of the released program in tests/golden/micro: layers on recorded inputs,
-FFN sites, free runs, decoding (as one long run) and drafts. Prints the worst error of each mode as a share of its bound; exit
-code 1 where a bound is exceeded, or where wrong weights pass.
+"""Holds this folder's model against the recorded runs of the released program in tests/golden/micro: layers on
+recorded inputs, FFN sites, free runs, decoding (as one long run) and drafts. Prints the worst error of each mode as a
+share of its bound; exit code 1 where a bound is exceeded, or where wrong weights pass.
 usage: check_golden.py --checkpoint FOLDER [--wrong FOLDER] (monostep make-model --geometry micro --seed 3, and 4)"""
+
 import argparse
 import lzma
 import pathlib
@@ -49,7 +50,13 @@ class Recorder(Probe):
         layers, tables = range(g.num_hidden_layers), g.engram_layer_ids
         out = {name: self.stacked(name, layers) for name in ('resid', 'mid', 'window_kv')}
         for number, name in enumerate(('pre', 'post', 'comb')):
-            out[name] = torch.stack([torch.stack([self.values[f'mix_{site}', layer][number] for site in ('attn', 'ffn')], 1) for layer in layers], 1)
+            out[name] = torch.stack(
+                [
+                    torch.stack([self.values[f'mix_{site}', layer][number] for site in ('attn', 'ffn')], 1)
+                    for layer in layers
+                ],
+                1,
+            )
         for name in ('engram_rows', 'engram_gate', 'engram_out'):
             out[name] = self.stacked(name, tables)
         out['engram_rows'] = out['engram_rows'].int()
@@ -96,8 +103,11 @@ def run_ffn(model, case):
     layers = range(model.geometry.num_hidden_layers)
     resid = [run.ffn_site(layer, case['mid'][:, layer], case['pre'][:, layer, 0])[0] for layer in layers]
     picked = torch.stack([recorder.values['router', layer][0] for layer in layers], 1)
-    return {'positions': torch.arange(tokens.shape[1], dtype=torch.int32), 'resid': torch.stack(resid, 1),
-            'router_ids': picked.topk(model.geometry.num_experts_per_tok, -1).indices.sort(-1).values.int()}
+    return {
+        'positions': torch.arange(tokens.shape[1], dtype=torch.int32),
+        'resid': torch.stack(resid, 1),
+        'router_ids': picked.topk(model.geometry.num_experts_per_tok, -1).indices.sort(-1).values.int(),
+    }
 
 
 def run_draft(model, draft, case, taps):
@@ -114,7 +124,11 @@ def run_draft(model, draft, case, taps):
         confidence.append(draft.confidence_logit(collapsed[:, :, row], embedded))
         logits.append(base[:, :, row] + bias)
         ids.append(logits[-1].argmax(-1))
-    return {'dec.draft_ids': torch.stack(ids, -1)[0].int(), 'dec.draft_logits': torch.stack(logits, 2)[0], 'dec.confidence': torch.stack(confidence, -1)[0]}
+    return {
+        'dec.draft_ids': torch.stack(ids, -1)[0].int(),
+        'dec.draft_logits': torch.stack(logits, 2)[0],
+        'dec.confidence': torch.stack(confidence, -1)[0],
+    }
 
 
 def run_decode(model, draft, case):
@@ -160,10 +174,14 @@ def compare(mode, model, draft, cases, folder):
 
 
 def requantised(model, draft):
-    """Names of weights that quantising again would change: the model computes with quantised weights, so there must be none."""
+    """Names of weights that quantising again would change: the model computes with quantised weights, so there must
+    be none."""
     quantisers = {'fp8': fp8_weight, 'fp4': fp4_weight, 'fp8row': fp8_rows}
-    return [name for name, kind, parameter, where in places(model, draft)
-            if kind in quantisers and not torch.equal(quantisers[kind](parameter[where]).float(), parameter[where])]
+    return [
+        name
+        for name, kind, parameter, where in places(model, draft)
+        if kind in quantisers and not torch.equal(quantisers[kind](parameter[where]).float(), parameter[where])
+    ]
 
 
 def load(folder):
@@ -183,11 +201,15 @@ def check(folder, must_fail, scratch):
         if mode == 'decode' or mode == 'draft':
             cases = list(CASES[1:3]) + cases
         done = compare(mode, model, draft, cases, scratch)
-        ratios = [(float(ratio), quantity) for quantity, ratio in re.findall(rf'^{mode} (\w+): .* ratio (\S+)', done.stdout, re.M)]
+        ratios = [
+            (float(ratio), quantity)
+            for quantity, ratio in re.findall(rf'^{mode} (\w+): .* ratio (\S+)', done.stdout, re.M)
+        ]
         worst, quantity = max(ratios, default=(float('inf'), 'nothing compared'))
         right = bool(ratios) and (done.returncode != 0) == must_fail
         good = good and right
-        print(f'  {mode:7} {worst:10.3f} of the bound  {quantity:15} {"fails, as it must" if must_fail and right else "ok" if right else "WRONG"}')
+        verdict = 'WRONG' if not right else 'fails, as it must' if must_fail else 'ok'
+        print(f'  {mode:7} {worst:10.3f} of the bound  {quantity:15} {verdict}')
         if not right:
             print(done.stdout + done.stderr)
     return good

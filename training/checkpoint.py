@@ -1,17 +1,25 @@
-"""The released checkpoint format: tensors of the parameters under the released names and types, and back. Used by export.py,
-check_golden.py and train.py. Reads and writes safetensors shards, model.safetensors.index.json and token_classes."""
+"""The released checkpoint format: tensors of the parameters under the released names and types, and back. Used by
+export.py, check_golden.py and train.py. Reads and writes safetensors shards, model.safetensors.index.json and
+token_classes."""
+
 import json
 import pathlib
 import struct
 
-import numpy as np
 import torch
 
 from numerics import GROUP, fp4_parts, fp8_parts, fp8_row_parts, spread
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-DTYPES = {'BF16': torch.bfloat16, 'F32': torch.float32, 'I32': torch.int32, 'F8_E4M3': torch.float8_e4m3fn, 'F8_E8M0': torch.uint8,
-          'I8': torch.uint8, 'U8': torch.uint8}
+DTYPES = {
+    'BF16': torch.bfloat16,
+    'F32': torch.float32,
+    'I32': torch.int32,
+    'F8_E4M3': torch.float8_e4m3fn,
+    'F8_E8M0': torch.uint8,
+    'I8': torch.uint8,
+    'U8': torch.uint8,
+}
 SHARD_BYTES = 15 * 2**20
 
 
@@ -19,7 +27,7 @@ def read_safetensors(path):
     """{name: tensor}; scales and packed codes stay bytes."""
     raw = pathlib.Path(path).read_bytes()
     size = struct.unpack('<Q', raw[:8])[0]
-    header = json.loads(raw[8:8 + size])
+    header = json.loads(raw[8 : 8 + size])
     header.pop('__metadata__', None)
     found = {}
     for name, entry in header.items():
@@ -48,7 +56,8 @@ def load_classes(folder):
     return read_safetensors(pathlib.Path(folder) / 'token_classes.safetensors')['token_classes'].numpy()
 
 
-# ---- names ----------------------------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------------------
+
 
 def places(model, draft):
     """Yields (released name, kind, parameter, index): the tensor is parameter[index]. Order = order in the files."""
@@ -97,7 +106,12 @@ def source_places(model, layer):
     if role.is_kv_source:
         yield f'{prefix}.compressor.wkv.weight', 'bf16', sources.compressor_wkv, (role.owner,)
         if role.ratio == 2:
-            yield f'{prefix}.compressor.wgate.weight', 'bf16', sources.compressor_wgate, (g.gated_sources.index(role.owner),)
+            yield (
+                f'{prefix}.compressor.wgate.weight',
+                'bf16',
+                sources.compressor_wgate,
+                (g.gated_sources.index(role.owner),),
+            )
         yield f'{prefix}.compressor.norm.weight', 'bf16', sources.compressor_norm, (role.owner,)
         yield f'{prefix}.indexer.wk.weight', 'bf16', sources.wk, (role.owner,)
         yield f'{prefix}.indexer.k_norm.weight', 'bf16', sources.k_norm, (role.owner,)
@@ -120,7 +134,8 @@ def draft_places(draft):
             yield f'mtp.{last}.confidence_head.proj.weight', 'bf16', draft.confidence, ()
 
 
-# ---- values ---------------------------------------------------------------------------------------------------------------
+# ---- values ------------------------------------------------------------------------------------------------
+
 
 def scale_bytes(scale):
     return (scale.contiguous().view(torch.int32) >> 23).to(torch.uint8)

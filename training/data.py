@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Training batches, made on the fly and in any amount: the same seed gives the same batches. Documents of tasks.py are packed
-whole into rows; every token carries the weight of its loss (what the model writes counts fully, context a little).
-As a script, writes the 1,000 held-out word problems: data.py --held-out FILE."""
+"""Training batches, made on the fly and in any amount: the same seed gives the same batches. Documents of tasks.py
+are packed whole into rows; every token carries the weight of its loss (what the model writes counts fully, context a
+little). As a script, writes the 1,000 held-out word problems: data.py --held-out FILE."""
+
 import argparse
 import json
 import multiprocessing
@@ -13,11 +14,26 @@ import numpy as np
 import chat
 import problems
 import tasks
+import texts
+import tools
 
-CONTEXT_WEIGHT, LONG_CONTEXT_WEIGHT = 0.05, 0.01  # of tokens that the model does not write; in documents of more than LONG tokens
+CONTEXT_WEIGHT, LONG_CONTEXT_WEIGHT = (
+    0.05,
+    0.01,
+)  # of tokens that the model does not write; in documents of more than LONG tokens
 LONG = 1024
-SHORT_MIX = [(tasks.word_problem, 0.48), (tasks.sums, 0.1), (tasks.copying, 0.1), (tasks.retrieval, 0.12), (tasks.tool_call, 0.09), (tasks.story, 0.05),
-             (tasks.code, 0.03), (tasks.small_talk, 0.03)]  # shares of the documents
+FAMILIES = ('problems', 'sums', 'copy', 'retrieval', 'tools', 'text')  # train.py reports the loss of each
+MIX = [
+    (tasks.word_problem, 0.42),
+    (tasks.sums, 0.1),
+    (tasks.copying, 0.14),
+    (tasks.retrieval, 0.19),
+    (tools.tool_call, 0.06),
+    (texts.story, 0.04),
+    (texts.code, 0.03),
+    (tasks.small_talk, 0.02),
+]  # shares of the documents
+FAMILY = dict(zip((make for make, _ in MIX), (0, 1, 2, 3, 4, 5, 5, 5)))
 HELD_OUT_SEED, NUM_HELD_OUT = 20261, 1000
 
 
@@ -35,18 +51,20 @@ class Packer:
         self.waiting = []
 
     def document(self):
+        """(ids, weight of each token's loss, number of the family)."""
         if self.rng.random() < self.long_share:
-            make = long_document
+            make, family = long_document, FAMILIES.index('retrieval')
         else:
-            make = self.rng.choices([task for task, _ in SHORT_MIX], [share for _, share in SHORT_MIX])[0]
+            make = self.rng.choices([task for task, _ in MIX], [share for _, share in MIX])[0]
+            family = FAMILY[make]
         ids, targets = chat.encode(make(self.rng), self.tokenizer)
         context = LONG_CONTEXT_WEIGHT if len(ids) > LONG else CONTEXT_WEIGHT
-        return ids, [1.0 if target else context for target in targets]
+        return ids, [1.0 if target else context for target in targets], family
 
     def row(self):
-        ids, weights, misses = [], [], 0
+        ids, weights, families, misses = [], [], [], 0
         while misses < 12 and len(ids) < self.length - 24:
-            place = next((i for i, (waiting, _) in enumerate(self.waiting) if len(ids) + len(waiting) <= self.length), None)
+            place = next((i for i, found in enumerate(self.waiting) if len(ids) + len(found[0]) <= self.length), None)
             found = self.waiting.pop(place) if place is not None else self.document()
             if len(found[0]) > self.length:
                 continue
@@ -56,17 +74,20 @@ class Packer:
                 continue
             ids += found[0]
             weights += [0.0, *found[1][1:]]  # nothing predicts the start of a document
+            families += [found[2]] * len(found[0])
         self.waiting = self.waiting[-40:]
         short = self.length - len(ids)
-        return ids + [self.pad] * short, weights + [0.0] * short
+        return ids + [self.pad] * short, weights + [0.0] * short, families + [0] * short
 
     def batch(self, rows):
+        """ids, weights and families, each [rows, length]."""
         made = [self.row() for _ in range(rows)]
-        return np.array([ids for ids, _ in made], np.int16), np.array([weights for _, weights in made], np.float16)
+        return tuple(np.array(part, kind) for part, kind in zip(zip(*made), (np.int16, np.float16, np.int8)))
 
 
 def produce(tokenizer_path, seed, length, long_share, rows, queue):
     from tokenizers import Tokenizer
+
     packer = Packer(Tokenizer.from_file(tokenizer_path), seed, length, long_share)
     while True:
         queue.put(packer.batch(rows))
@@ -78,8 +99,14 @@ class Batches:
     def __init__(self, tokenizer_path, seed, rows, length, long_share=0.0, workers=1):
         context = multiprocessing.get_context('spawn')
         self.queues = [context.Queue(4) for _ in range(workers)]
-        self.processes = [context.Process(target=produce, args=(str(tokenizer_path), seed * 1000 + number, length, long_share, rows, queue), daemon=True)
-                          for number, queue in enumerate(self.queues)]
+        self.processes = [
+            context.Process(
+                target=produce,
+                args=(str(tokenizer_path), seed * 1000 + number, length, long_share, rows, queue),
+                daemon=True,
+            )
+            for number, queue in enumerate(self.queues)
+        ]
         for process in self.processes:
             process.start()
         self.turn = 0

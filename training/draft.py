@@ -1,9 +1,24 @@
-"""DSpark: the draft layers, Markov head and confidence head, differentiable, for many anchors of a sequence at once. Shares
-embedding and head with the backbone, whose gradients it never asks for. Used by train.py and check_golden.py."""
+"""DSpark: the draft layers, Markov head and confidence head, differentiable, for many anchors of a sequence at once.
+Shares embedding and head with the backbone, whose gradients it never asks for. Used by train.py and check_golden.py."""
+
 import torch
 from torch import nn
 
-from model import Gather, LayerStack, collapse, collapse_norm, expand, experts, fused, mix, project_out, queries, softmax_parts, weighted, window_row
+from model import (
+    Gather,
+    LayerStack,
+    collapse,
+    collapse_norm,
+    expand,
+    experts,
+    fused,
+    mix,
+    project_out,
+    queries,
+    softmax_parts,
+    weighted,
+    window_row,
+)
 from numerics import fp8_weight, quantise_activation, rms_norm, rope_table
 
 
@@ -42,8 +57,8 @@ class Draft(nn.Module):
         self.confidence = nn.Parameter(torch.zeros(1, hidden + rank))
 
     def forward(self, model, taps, tokens, anchors):
-        """taps [B, S, targets D] of committed positions; anchors [B, K] last committed positions; tokens [B, K] what follows each.
-        Returns the collapsed rows [B, K, R, D] before the norm, and the base logits [B, K, R, V]."""
+        """taps [B, S, targets D] of committed positions; anchors [B, K] last committed positions; tokens [B, K] what
+        follows each. Returns the collapsed rows [B, K, R, D] before the norm, and the base logits [B, K, R, V]."""
         g = self.geometry
         rows, device = g.dspark_block_size, taps.device
         batch, count = anchors.shape
@@ -81,7 +96,14 @@ class Draft(nn.Module):
         sites = (g.hc_sinkhorn_iters, g.hc_eps, self.exact)
         attn = mix(streams, stack.hc_attn_fn[layer], stack.hc_attn_base[layer], stack.hc_attn_scale[layer], *sites)
         _, quantised = collapse_norm(streams, pre, stack.attn_norm[layer])
-        _, query = queries(quantised, weights['wq_a'][layer], stack.q_norm[layer], weights['wq_b'][layer], *table, g.num_attention_heads)
+        _, query = queries(
+            quantised,
+            weights['wq_a'][layer],
+            stack.q_norm[layer],
+            weights['wq_b'][layer],
+            *table,
+            g.num_attention_heads,
+        )
         row = window_row(quantised, weights['wkv'][layer], stack.kv_norm[layer], *table)
         grouped = (part.unflatten(0, (-1, g.dspark_block_size)) for part in (query, row))
         query, row = grouped
@@ -90,8 +112,18 @@ class Draft(nn.Module):
         streams, pre = expand(streams, update, attn[1], attn[2]), attn[0]
         ffn = mix(streams, stack.hc_ffn_fn[layer], stack.hc_ffn_base[layer], stack.hc_ffn_scale[layer], *sites)
         normed, quantised = collapse_norm(streams, pre, stack.ffn_norm[layer])
-        update, self.picked, _ = experts(normed, quantised, stack.gate[layer], stack.gate_bias[layer], weights['w13'][layer], weights['w2'][layer],
-                                         g.dspark_num_experts_per_tok, g.routed_scaling_factor, g.swiglu_limit, self.exact)
+        update, self.picked, _ = experts(
+            normed,
+            quantised,
+            stack.gate[layer],
+            stack.gate_bias[layer],
+            weights['w13'][layer],
+            weights['w2'][layer],
+            g.dspark_num_experts_per_tok,
+            g.routed_scaling_factor,
+            g.swiglu_limit,
+            self.exact,
+        )
         return expand(streams, update, ffn[1], ffn[2]), ffn[0]
 
     def markov(self, previous):

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Makes a checkpoint folder in the released format from the weights that train.py left: copies the shards and the index, and adds
-config.json, generation_config.json, the tokenizer's files, the token classes and rendered prompts to try. `monostep inspect FOLDER`
-checks it; `monostep generate --model FOLDER --prompt-file FOLDER/prompts/NAME` answers.
+"""Makes a checkpoint folder in the released format from the weights that train.py left: copies the shards and the
+index, and adds config.json, generation_config.json, the tokenizer's files, the token classes and rendered prompts to
+try. `monostep inspect FOLDER` checks it; `monostep generate --model FOLDER --prompt-file FOLDER/prompts/NAME`
+answers.
 usage: export.py --weights FOLDER --out FOLDER [--config FILE]"""
+
 import argparse
 import json
 import pathlib
@@ -12,10 +14,27 @@ import chat
 from geometry import load_geometry
 
 HERE = pathlib.Path(__file__).resolve().parent
-GENERATION = {'bos_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 2, 'do_sample': False, 'temperature': 0.0, 'max_new_tokens': 512}
-WEATHER = {'name': 'get_weather', 'description': 'Get a weather.', 'parameters': {'type': 'object', 'properties': {
-    'city': {'type': 'string', 'description': 'Name of the city'}, 'days': {'type': 'integer', 'description': 'Number of days'},
-    'options': {'type': 'object', 'description': 'Options'}}, 'required': ['city']}}
+GENERATION = {
+    'bos_token_id': 0,
+    'eos_token_id': 1,
+    'pad_token_id': 2,
+    'do_sample': False,
+    'temperature': 0.0,
+    'max_new_tokens': 512,
+}
+WEATHER = {
+    'name': 'get_weather',
+    'description': 'Get a weather.',
+    'parameters': {
+        'type': 'object',
+        'properties': {
+            'city': {'type': 'string', 'description': 'Name of the city'},
+            'days': {'type': 'integer', 'description': 'Number of days'},
+            'options': {'type': 'object', 'description': 'Options'},
+        },
+        'required': ['city'],
+    },
+}
 PROBLEM = 'Nora has 3 boxes with 12 pencils in each. Then Nora gives 7 to Tom. How many pencils are left?'
 MAX_BYTES, MAX_SHARD_BYTES = 40 * 2**20, 16 * 2**20
 
@@ -35,8 +54,17 @@ def copy_weights(weights, out):
 def prompts():
     """{file name: rendered conversation that waits for an answer}."""
     ask = [{'role': 'user', 'content': PROBLEM}]
-    call = [{'role': 'user', 'content': 'Please call get_weather with city Oslo, days = 3, options is {"wind": true, "rain": 5}.'}]
-    return {'word_problem.txt': chat.render(ask), 'word_problem_thinking.txt': chat.render(ask, thinking=True), 'tool_call.txt': chat.render(call, tools=[WEATHER])}
+    call = [
+        {
+            'role': 'user',
+            'content': 'Please call get_weather with city Oslo, days = 3, options is {"wind": true, "rain": 5}.',
+        }
+    ]
+    return {
+        'word_problem.txt': chat.render(ask),
+        'word_problem_thinking.txt': chat.render(ask, thinking=True),
+        'tool_call.txt': chat.render(call, tools=[WEATHER]),
+    }
 
 
 def main():
@@ -55,7 +83,10 @@ def main():
     (options.out / 'prompts').mkdir(exist_ok=True)
     for name, pieces in prompts().items():
         (options.out / 'prompts' / name).write_text(chat.text_of(pieces), encoding='utf-8')
-    print(f'{options.out}: {load_geometry(options.out).num_hidden_layers} layers, {len(sizes)} shards, {sum(sizes) / 2**20:.1f} MiB')
+    print(
+        f'{options.out}: {load_geometry(options.out).num_hidden_layers} layers, {len(sizes)} shards, '
+        f'{sum(sizes) / 2**20:.1f} MiB'
+    )
 
 
 if __name__ == '__main__':

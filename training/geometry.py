@@ -1,4 +1,5 @@
 """The sizes and layer roles of a config.json, as the training code needs them. Read by every script of this folder."""
+
 import dataclasses
 import json
 import pathlib
@@ -6,7 +7,8 @@ import pathlib
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """What a backbone layer reads: `owner` holds its compressed rows, `index` its selection; numbers count the sources."""
+    """What a backbone layer reads: `owner` holds its compressed rows, `index` its selection; numbers count the
+    sources."""
 
     ratio: int
     owner: int = -1  # position in kv_source_layer_ids
@@ -24,7 +26,12 @@ class Geometry:
         self.dspark_n_routed_experts = self.dspark_n_routed_experts or self.n_routed_experts
         self.dspark_num_experts_per_tok = self.dspark_num_experts_per_tok or self.num_experts_per_tok
         scaling = self.rope_scaling
-        self.yarn = (scaling['factor'], scaling['beta_fast'], scaling['beta_slow'], scaling['original_max_position_embeddings'])
+        self.yarn = (
+            scaling['factor'],
+            scaling['beta_fast'],
+            scaling['beta_slow'],
+            scaling['original_max_position_embeddings'],
+        )
         self.roles = [self._role(layer) for layer in range(self.num_hidden_layers)]
         self.num_columns = (self.engram_max_ngram_size - 1) * self.engram_n_heads
         self.index_owners = [self.roles[layer].owner for layer in self.index_source_layer_ids]
@@ -36,7 +43,9 @@ class Geometry:
             return Role(0)
         owners = [i for i, source in enumerate(self.kv_source_layer_ids) if source <= layer]
         indices = [i for i, source in enumerate(self.index_source_layer_ids) if source <= layer]
-        return Role(ratio, owners[-1], indices[-1], layer in self.kv_source_layer_ids, layer in self.index_source_layer_ids)
+        return Role(
+            ratio, owners[-1], indices[-1], layer in self.kv_source_layer_ids, layer in self.index_source_layer_ids
+        )
 
 
 def load_geometry(path):

@@ -1,24 +1,39 @@
-"""The model as a differentiable program, written from the specification: a second implementation beside the engine, and the
-one that is trained. Parameters of all layers of a kind lie in one tensor with the layer as first axis, so that quantisation and
-the optimiser handle a kind at once. Values are those of the engine up to the order of fp32 sums: weights, activations and
-caches are fake-quantised with straight-through gradients.
+"""The model as a differentiable program, written from the specification: a second implementation beside the engine,
+and the one that is trained. Parameters of all layers of a kind lie in one tensor with the layer as first axis, so
+that quantisation and the optimiser handle a kind at once. Values are those of the engine up to the order of fp32
+sums: weights, activations and caches are fake-quantised with straight-through gradients.
 
-`Model.forward` runs whole sequences [B, S]. A Probe sees (and may replace) what passes between the layers; check_golden.py
-uses it, training does not. draft.py holds the draft layers, train.py the losses."""
+`Model.forward` runs whole sequences [B, S]. A Probe sees (and may replace) what passes between the layers;
+check_golden.py uses it, training does not. draft.py holds the draft layers, train.py the losses."""
+
 import torch
 from torch import nn
 
 from engram import Hasher, tables
-from numerics import (EPS, fp4_weight, fp8_rows, fp8_weight, quantise_activation, quantise_compressed, quantise_index,
-                      rms_norm, rope_frequencies, rope_table, rotate, sinkhorn, straight_through)
+from numerics import (
+    EPS,
+    fp4_weight,
+    fp8_rows,
+    fp8_weight,
+    quantise_activation,
+    quantise_compressed,
+    quantise_index,
+    rms_norm,
+    rope_frequencies,
+    rope_table,
+    rotate,
+    sinkhorn,
+)
 
 FUSED = {}  # function -> compiled version; empty: everything runs eagerly
 
 
 def fused(function):
     """Marks a function of tensors that train.py may compile; the same compiled code serves every layer."""
+
     def call(*args, **kwargs):
         return FUSED.get(call, function)(*args, **kwargs)
+
     call.plain = function
     fused.all.append(call)
     return call
@@ -32,7 +47,8 @@ def compile_fused(**options):
         FUSED[call] = torch.compile(call.plain, dynamic=False, **options)
 
 
-# ---- the parts of a layer -------------------------------------------------------------------------------------------------
+# ---- the parts of a layer ----------------------------------------------------------------------------------
+
 
 @fused
 def mix(streams, fn, base, scale, iterations, eps, exact):
@@ -41,8 +57,8 @@ def mix(streams, fn, base, scale, iterations, eps, exact):
     wide = streams.float().flatten(-2)
     coefficients = nn.functional.linear(wide, fn) * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
     pre = torch.sigmoid(coefficients[:, :hc] * scale[0] + base[:hc]) + eps
-    post = 2 * torch.sigmoid(coefficients[:, hc:2 * hc] * scale[1] + base[hc:2 * hc])
-    rows = (coefficients[:, 2 * hc:] * scale[2] + base[2 * hc:]).unflatten(-1, (hc, hc))
+    post = 2 * torch.sigmoid(coefficients[:, hc : 2 * hc] * scale[1] + base[hc : 2 * hc])
+    rows = (coefficients[:, 2 * hc :] * scale[2] + base[2 * hc :]).unflatten(-1, (hc, hc))
     return pre, post, sinkhorn(rows, iterations, eps, exact)
 
 
@@ -88,8 +104,8 @@ def project_out(attended, cos, sin, wo_a, wo_b, groups):
 
 
 def softmax_parts(scores, parts, sink):
-    """Unnormalised bf16 probabilities of lists of scores [..., heads, entries] (-inf: absent), and the denominator. `parts` are
-    further score lists of the same queries; the sink enters the denominator only."""
+    """Unnormalised bf16 probabilities of lists of scores [..., heads, entries] (-inf: absent), and the denominator.
+    `parts` are further score lists of the same queries; the sink enters the denominator only."""
     lists = [scores, *parts]
     largest = torch.stack([part.amax(-1) for part in lists]).amax(0).clamp(min=-1e30).detach().unsqueeze(-1)
     weights = [torch.exp(part - largest) for part in lists]
@@ -143,7 +159,8 @@ def attend_window(query, rows, sink, window, exact):
 
 @fused
 def attend_all(query, rows, compressed, seen, sink, window, exact):
-    """Window and every group that `seen` [B, S, G] shows. Also the attention mass on each group, averaged over the heads."""
+    """Window and every group that `seen` [B, S, G] shows. Also the attention mass on each group, averaged over the
+    heads."""
     scores, folded = window_scores(query, rows, window)
     wide = (query.float().flatten(1, 2) @ compressed.float().transpose(-1, -2)) * query.shape[-1] ** -0.5
     wide = wide.unflatten(1, (query.shape[1], -1)).masked_fill(~seen.unsqueeze(2), float('-inf'))
@@ -168,8 +185,9 @@ def attend_selected(query, rows, selected, absent, sink, window, exact):
 
 @fused
 def experts(normed, quantised, gate, bias, w13, w2, top_k, factor, limit, exact):
-    """Router, routed experts and the shared one, all computed for every token and weighted with zero where not chosen: one
-    product in, one out, one rounding. w13 [2, E+1, I, D], w2 [D, (E+1) I]; the shared expert is the last."""
+    """Router, routed experts and the shared one, all computed for every token and weighted with zero where not
+    chosen: one product in, one out, one rounding. w13 [2, E+1, I, D], w2 [D, (E+1) I]; the shared expert is the last.
+    """
     logits = nn.functional.linear(normed.float(), gate.bfloat16().float())
     scores = torch.sqrt(nn.functional.softplus(logits).clamp(min=1e-30))
     order = (scores + bias).detach()
@@ -231,7 +249,8 @@ def selected_scores(query, weights, keys):
 
 @fused
 def engram_update(streams, joined, q_weight, k_weight, live):
-    """Adds the gated value to every stream; joined [T, (hc+1) D] holds the keys and the value. Also the gates [T, hc]."""
+    """Adds the gated value to every stream; joined [T, (hc+1) D] holds the keys and the value. Also the gates [T,
+    hc]."""
     hc, width = streams.shape[-2:]
     wide = streams.float()
     keys, value = joined.float().unflatten(-1, (hc + 1, width)).split([hc, 1], 1)
@@ -262,10 +281,12 @@ class Gather(torch.autograd.Function):
         return summed.view(context.shape).to(context.dtype), None
 
 
-# ---- parameters -----------------------------------------------------------------------------------------------------------
+# ---- parameters --------------------------------------------------------------------------------------------
+
 
 class LayerStack(nn.Module):
-    """What every layer has, backbone or draft, with the layer as first axis. `quantised()` gives the weights of a pass."""
+    """What every layer has, backbone or draft, with the layer as first axis. `quantised()` gives the weights of a
+    pass."""
 
     def __init__(self, geometry, num_layers, num_experts):
         super().__init__()
@@ -286,7 +307,11 @@ class LayerStack(nn.Module):
             self.register_parameter(f'hc_{site}_scale', nn.Parameter(torch.full((num_layers, 3), 0.1)))
         self.attn_norm, self.ffn_norm = ones(hidden), ones(hidden)
         self.attn_sink = nn.Parameter(torch.zeros(num_layers, heads))
-        self.wq_a, self.q_norm, self.wq_b = normal(g.q_lora_rank, hidden), ones(g.q_lora_rank), normal(heads * g.head_dim, g.q_lora_rank)
+        self.wq_a, self.q_norm, self.wq_b = (
+            normal(g.q_lora_rank, hidden),
+            ones(g.q_lora_rank),
+            normal(heads * g.head_dim, g.q_lora_rank),
+        )
         self.wkv, self.kv_norm = normal(g.head_dim, hidden), ones(g.head_dim)
         self.wo_a = normal(g.o_groups * g.o_lora_rank, heads * g.head_dim // g.o_groups)
         self.wo_b = normal(hidden, g.o_groups * g.o_lora_rank, gain=0.5)
@@ -295,14 +320,25 @@ class LayerStack(nn.Module):
         self.register_buffer('gate_bias_vl', torch.zeros(num_layers, num_experts))
         self.experts_w1, self.experts_w3 = normal(num_experts, width, hidden), normal(num_experts, width, hidden)
         self.experts_w2 = normal(num_experts, hidden, width, gain=0.5)
-        self.shared_w1, self.shared_w3, self.shared_w2 = normal(width, hidden), normal(width, hidden), normal(hidden, width, gain=0.5)
+        self.shared_w1, self.shared_w3, self.shared_w2 = (
+            normal(width, hidden),
+            normal(width, hidden),
+            normal(hidden, width, gain=0.5),
+        )
 
     def quantised(self):
-        """{name: [layers, ...]} of bf16 values as the engine dequantises them; expert weights joined as experts() reads them."""
+        """{name: [layers, ...]} of bf16 values as the engine dequantises them; expert weights joined as experts()
+        reads them."""
         weights = {name: fp8_weight(getattr(self, name)) for name in ('wq_a', 'wq_b', 'wkv', 'wo_a', 'wo_b')}
 
         def joined(name):
-            return torch.cat([fp4_weight(getattr(self, f'experts_{name}')), fp8_weight(getattr(self, f'shared_{name}')).unsqueeze(1)], 1)
+            return torch.cat(
+                [
+                    fp4_weight(getattr(self, f'experts_{name}')),
+                    fp8_weight(getattr(self, f'shared_{name}')).unsqueeze(1),
+                ],
+                1,
+            )
 
         weights['w13'] = torch.stack([joined('w1'), joined('w3')], 1)
         weights['w2'] = joined('w2').transpose(1, 2).flatten(2)
@@ -317,11 +353,15 @@ class Sources(nn.Module):
         g = geometry
         owners, indices = len(g.kv_source_layer_ids), len(g.index_source_layer_ids)
         self.compressor_wkv = nn.Parameter(torch.randn(owners, g.head_dim, g.hidden_size) * g.hidden_size**-0.5)
-        self.compressor_wgate = nn.Parameter(torch.randn(len(g.gated_sources), g.head_dim, g.hidden_size) * (0.1 * g.hidden_size**-0.5))
+        self.compressor_wgate = nn.Parameter(
+            torch.randn(len(g.gated_sources), g.head_dim, g.hidden_size) * (0.1 * g.hidden_size**-0.5)
+        )
         self.compressor_norm = nn.Parameter(torch.ones(owners, g.head_dim))
         self.wk = nn.Parameter(torch.randn(owners, g.index_head_dim, g.head_dim) * g.head_dim**-0.5)
         self.k_norm = nn.Parameter(torch.ones(owners, g.index_head_dim))
-        self.wq_b = nn.Parameter(torch.randn(indices, g.index_n_heads * g.index_head_dim, g.q_lora_rank) * g.q_lora_rank**-0.5)
+        self.wq_b = nn.Parameter(
+            torch.randn(indices, g.index_n_heads * g.index_head_dim, g.q_lora_rank) * g.q_lora_rank**-0.5
+        )
         self.weights_proj = nn.Parameter(torch.randn(indices, g.index_n_heads, g.hidden_size) * g.hidden_size**-0.5)
 
 
@@ -341,13 +381,17 @@ class Engram(nn.Module):
 
 
 class Probe:
-    """Sees every value that passes; check_golden.py overrides the methods. Each `replace_*` returns what the run goes on with."""
+    """Sees every value that passes; check_golden.py overrides the methods. Each `replace_*` returns what the run goes
+    on with."""
 
-    def note(self, name, layer, value): pass
+    def note(self, name, layer, value):
+        pass
 
-    def replace_input(self, layer, streams, pre): return streams, pre
+    def replace_input(self, layer, streams, pre):
+        return streams, pre
 
-    def replace_engram(self, layer, streams): return streams
+    def replace_engram(self, layer, streams):
+        return streams
 
 
 class Model(nn.Module):
@@ -376,8 +420,9 @@ class Model(nn.Module):
         return self.tables[key]
 
     def forward(self, tokens, selection='sparse', image_mask=None, image_rows=None, probe=None):
-        """tokens [B, S] to a dict: streams' final `hidden` [B, S, D] (normalised), `taps` [B, S, targets D], `index_loss`,
-        expert `loads`. selection: 'dense' attends to every visible group, 'sparse' to the index's choice; both distil it."""
+        """tokens [B, S] to a dict: streams' final `hidden` [B, S, D] (normalised), `taps` [B, S, targets D],
+        `index_loss`, expert `loads`. selection: 'dense' attends to every visible group, 'sparse' to the index's
+        choice; both distil it."""
         run = Run(self, tokens, selection, image_mask, probe or Probe())
         embedded = nn.functional.embedding(tokens, self.embed).bfloat16()  # the gradient is summed in fp32
         if image_rows is not None:
@@ -422,16 +467,23 @@ class Run:
             probe.note('resid', layer, streams)
         hidden = rms_norm(collapse(streams, pre), self.model.norm)
         shape = (self.batch, self.length, -1)
-        return {'hidden': hidden.view(shape), 'taps': torch.cat(taps, -1).view(shape) if taps else None,
-                'index_loss': sum(self.index_loss) if self.index_loss else torch.zeros((), device=hidden.device),
-                'loads': torch.stack(self.loads)}
+        return {
+            'hidden': hidden.view(shape),
+            'taps': torch.cat(taps, -1).view(shape) if taps else None,
+            'index_loss': sum(self.index_loss) if self.index_loss else torch.zeros((), device=hidden.device),
+            'loads': torch.stack(self.loads),
+        }
 
     def engram_layer(self, layer, streams):
         number, engram = self.g.engram_layer_ids.index(layer), self.model.engram
         rows = engram.hashers[number](self.tokens, self.image_mask)
         looked_up = fp8_rows(nn.functional.embedding(rows.flatten(0, 1), engram.embed[number])).flatten(-2)
         joined = nn.functional.linear(quantise_activation(looked_up), self.engram_wkv[number])
-        live = torch.ones(streams.shape[0], device=streams.device) if self.image_mask is None else (~self.image_mask).flatten().float()
+        live = (
+            torch.ones(streams.shape[0], device=streams.device)
+            if self.image_mask is None
+            else (~self.image_mask).flatten().float()
+        )
         streams, gate = engram_update(streams, joined, engram.q_weight[number], engram.k_weight[number], live)
         for name, value in (('engram_rows', rows.flatten(0, 1)), ('engram_gate', gate), ('engram_out', streams)):
             self.probe.note(name, layer, value)
@@ -457,8 +509,18 @@ class Run:
         bias = stack.gate_bias[layer]
         if self.image_mask is not None:
             bias = torch.where(self.image_mask.flatten()[:, None], stack.gate_bias_vl[layer], bias)
-        update, picked, weights = experts(normed, quantised, stack.gate[layer], bias, self.weights['w13'][layer], self.weights['w2'][layer],
-                                          g.num_experts_per_tok, g.routed_scaling_factor, g.swiglu_limit, self.model.exact)
+        update, picked, weights = experts(
+            normed,
+            quantised,
+            stack.gate[layer],
+            bias,
+            self.weights['w13'][layer],
+            self.weights['w2'][layer],
+            g.num_experts_per_tok,
+            g.routed_scaling_factor,
+            g.swiglu_limit,
+            self.model.exact,
+        )
         self.probe.note('router', layer, (picked, weights))
         self.loads.append(picked.detach().mean(0))
         return expand(streams, update, post, comb), next_pre
@@ -467,8 +529,15 @@ class Run:
         g, stack, role = self.g, self.model.layers, self.g.roles[layer]
         table = self.model.rope('plain' if role.ratio == 0 else 'yarn', self.length, normed.device)
         cos, sin = (part.repeat(self.batch, 1) for part in table)
-        latent, query = queries(quantised, self.weights['wq_a'][layer], stack.q_norm[layer], self.weights['wq_b'][layer], cos, sin,
-                                g.num_attention_heads)
+        latent, query = queries(
+            quantised,
+            self.weights['wq_a'][layer],
+            stack.q_norm[layer],
+            self.weights['wq_b'][layer],
+            cos,
+            sin,
+            g.num_attention_heads,
+        )
         row = window_row(quantised, self.weights['wkv'][layer], stack.kv_norm[layer], cos, sin)
         self.probe.note('window_kv', layer, row)
         if role.is_kv_source:
@@ -476,7 +545,9 @@ class Run:
         if role.is_index_source:
             self.select(layer, role, latent.detach(), normed.detach(), cos, sin)
         attended = self.attend(layer, role, self.sequences(query), self.sequences(row))
-        return project_out(attended.flatten(0, 1), cos, sin, self.weights['wo_a'][layer], self.weights['wo_b'][layer], g.o_groups)
+        return project_out(
+            attended.flatten(0, 1), cos, sin, self.weights['wo_a'][layer], self.weights['wo_b'][layer], g.o_groups
+        )
 
     def sequences(self, rows):
         return rows.unflatten(0, (self.batch, self.length))
@@ -493,7 +564,10 @@ class Run:
             attended, mass = attend_all(query, row, self.compressed[role.owner], seen, sink, g.sliding_window, exact)
         else:
             rows, absent, _ = self.selected
-            rows, absent = nn.functional.pad(rows, (0, 0, 0, 0, 0, short)), nn.functional.pad(absent, (0, 0, 0, short), value=True)
+            rows, absent = (
+                nn.functional.pad(rows, (0, 0, 0, 0, 0, short)),
+                nn.functional.pad(absent, (0, 0, 0, short), value=True),
+            )
             attended, mass = attend_selected(query, row, rows, absent, sink, g.sliding_window, exact)
         self.distil(mass[:, : self.length])
         return attended[:, : self.length]
@@ -510,8 +584,15 @@ class Run:
         groups = self.length // role.ratio
         cos, sin = self.model.rope('yarn', groups, normed.device, role.ratio)
         gate = sources.compressor_wgate[g.gated_sources.index(owner)] if role.ratio == 2 else None
-        latent, self.compressed[owner] = compress(self.sequences(normed), sources.compressor_wkv[owner], gate, sources.compressor_norm[owner],
-                                                  cos, sin, role.ratio)
+        latent, self.compressed[owner] = compress(
+            self.sequences(normed),
+            sources.compressor_wkv[owner],
+            gate,
+            sources.compressor_norm[owner],
+            cos,
+            sin,
+            role.ratio,
+        )
         self.keys[owner] = index_keys(latent.detach(), sources.wk[owner], sources.k_norm[owner], cos, sin)
         layer = g.kv_source_layer_ids[owner]
         self.probe.note('compressed_kv', layer, self.compressed[owner])
@@ -523,7 +604,9 @@ class Run:
         keys = self.keys[role.owner]
         if keys.shape[1] == 0:
             return
-        query, weights = index_queries(latent, normed, self.index_wq_b[role.index], sources.weights_proj[role.index], cos, sin, g.index_n_heads)
+        query, weights = index_queries(
+            latent, normed, self.index_wq_b[role.index], sources.weights_proj[role.index], cos, sin, g.index_n_heads
+        )
         query, weights = self.sequences(query), self.sequences(weights)
         if self.selection == 'dense':
             scores = index_scores(query, weights, keys).masked_fill(~self.visible(role), float('-inf'))

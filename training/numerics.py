@@ -1,6 +1,7 @@
-"""Quantisers, norms, rotation and mHC mixing of the model, differentiable: every rounding is straight-through (its gradient is
-the identity). The values are those of the engine: power-of-two scales from exponent bits, ties to even, the same floors and
-clamps. Used by model.py, draft.py and checkpoint.py; knows nothing of parameters or layers."""
+"""Quantisers, norms, rotation and mHC mixing of the model, differentiable: every rounding is straight-through (its
+gradient is the identity). The values are those of the engine: power-of-two scales from exponent bits, ties to even,
+the same floors and clamps. Used by model.py, draft.py and checkpoint.py; knows nothing of parameters or layers."""
+
 import math
 
 import numpy as np
@@ -59,7 +60,8 @@ def quantise_compressed(x):
 
 
 def fp8_parts(weight):
-    """(codes as floats, scales) of [..., N, K] in 32x32 groups; a scale for each group, [..., N/32, K/32]. N may be ragged."""
+    """(codes as floats, scales) of [..., N, K] in 32x32 groups; a scale for each group, [..., N/32, K/32]. N may be
+    ragged."""
     rows = weight.shape[-2]
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -rows % GROUP))
     tiles = padded.unflatten(-2, (-1, GROUP)).unflatten(-1, (-1, GROUP))  # [..., N/32, 32, K/32, 32]
@@ -147,8 +149,8 @@ def rotate(x, cos, sin):
 
 
 def sinkhorn(rows, iterations, eps, exact):
-    """[T, hc, hc] logits to a nearly doubly stochastic matrix. In training only the last rounds carry a gradient: the earlier
-    ones act as a constant factor, and the rounds contract so fast that the difference is not seen."""
+    """[T, hc, hc] logits to a nearly doubly stochastic matrix. In training only the last rounds carry a gradient: the
+    earlier ones act as a constant factor, and the rounds contract so fast that the difference is not seen."""
     matrix = torch.softmax(rows, -1) + eps
     matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
     with_gradient = iterations - 1 if exact else 3

@@ -1,4 +1,5 @@
 """The optimiser of train.py: Muon for stacks of matrices, Adam for everything else."""
+
 import torch
 
 ADAM_NAMES = ('embed', 'head', 'gate', 'hc_', 'weights_proj', 'confidence', 'q_weight', 'k_weight', 'norm', 'sink')
@@ -26,7 +27,11 @@ class Optimiser:
     """Steps both; `rate` scales the learning rates of a step."""
 
     def __init__(self, modules, muon_rate, adam_rate):
-        named = [(f'{prefix}.{name}', parameter) for prefix, module in modules.items() for name, parameter in module.named_parameters()]
+        named = [
+            (f'{prefix}.{name}', parameter)
+            for prefix, module in modules.items()
+            for name, parameter in module.named_parameters()
+        ]
         self.matrices = [parameter for name, parameter in named if is_matrix(name, parameter)]
         others = [(name, parameter) for name, parameter in named if not is_matrix(name, parameter)]
         wide = [parameter for name, parameter in others if any(part in name for part in TABLE_NAMES)]
