@@ -40,6 +40,23 @@ std::vector<SourceFile> standard_headers() {
   };
 }
 
+// A kernel beside the step's: its file, then the headers that it includes.
+Sources side_sources(std::initializer_list<std::string_view> names) {
+  Sources sources;
+  sources.headers = standard_headers();
+  for (const std::string_view name : names) {
+    const EmbeddedFile* file = find_device_source(name);
+    CHECK(file != nullptr, "a source of a side kernel that is not embedded");
+    SourceFile source{std::string(file->name), std::string(file->text)};
+    if (name.ends_with(".cu")) {
+      sources.main = std::move(source);
+    } else {
+      sources.headers.push_back(std::move(source));
+    }
+  }
+  return sources;
+}
+
 }  // namespace
 
 Sources program_sources(const program::Layout& layout, const program::Plan& plan, const ProgramSizes& sizes) {
@@ -58,32 +75,9 @@ Sources program_sources(const program::Layout& layout, const program::Plan& plan
   return sources;
 }
 
-Sources fill_sources() {
-  Sources sources;
-  const EmbeddedFile* main = find_device_source("gpu/device/fill.cu");
-  const EmbeddedFile* record = find_device_source("weights/fill_record.h");
-  CHECK(main != nullptr && record != nullptr, "the sources of the fill kernel");
-  sources.main = {std::string(main->name), std::string(main->text)};
-  sources.headers = standard_headers();
-  sources.headers.push_back({std::string(record->name), std::string(record->text)});
-  return sources;
-}
+Sources fill_sources() { return side_sources({"gpu/device/fill.cu", "weights/fill_record.h", "base/numeric.h"}); }
 
-Sources read_sources() {
-  Sources sources;
-  for (const char* name : {"gpu/device/read.cu", "gpu/device/read_params.h", "gpu/device/ptx.h"}) {
-    const EmbeddedFile* file = find_device_source(name);
-    CHECK(file != nullptr, "the sources of the read kernel");
-    SourceFile text{std::string(file->name), std::string(file->text)};
-    if (file->name.ends_with(".cu")) {
-      sources.main = std::move(text);
-    } else {
-      sources.headers.push_back(std::move(text));
-    }
-  }
-  for (SourceFile& header : standard_headers()) sources.headers.push_back(std::move(header));
-  return sources;
-}
+Sources read_sources() { return side_sources({"gpu/device/read.cu", "gpu/device/read_params.h", "gpu/device/ptx.h"}); }
 
 CompileOptions program_options() {
   CompileOptions options;

@@ -53,12 +53,12 @@ class Builder {
     }
     const RegionSet tap = role.tap_idx >= 0 ? set_of(kTaps) : 0;
     add(Stage::kFold, layer_idx, section, reads, set_of(kStreams, kAttnU, kAttnMixPart) | tap);
-    add(Stage::kAttnMix, layer_idx, section, set_of(kAttnMixPart));
     add_attention(layer_idx, role, section);
     add(Stage::kFfnFold, layer_idx, section, set_of(kAttnExchange, kStreams, kAttnMixOut));
-    add(Stage::kFfnMix, layer_idx, section, set_of(kFfnMixPart));
     add(Stage::kFfnIn, layer_idx, section, set_of(kFfnU));
     add(Stage::kExpertUp, layer_idx, section, set_of(kFfnU, kFfnInPart));
+    // Here the CTAs that finish no expert wait for those that do.
+    add(Stage::kFfnMix, layer_idx, section, set_of(kFfnMixPart));
     add(Stage::kExpertAct, layer_idx, section, set_of(kFfnInPart, kExpertPart));
     add(Stage::kExpertDown, layer_idx, section, set_of(kFfnInPart, kExpertIn));
   }
@@ -68,6 +68,8 @@ class Builder {
     add(Stage::kAttnIn, layer_idx, section, set_of(kAttnU));
     add(Stage::kQNorm, layer_idx, section, set_of(kAttnInPart));
     add(Stage::kQProj, layer_idx, section, set_of(kQIn));
+    // Here most CTAs wait for the few that attend.
+    add(Stage::kAttnMix, layer_idx, section, set_of(kAttnMixPart));
     const RegionSet positions = role.draft ? set_of(kVerdictOut) : 0;
     add(Stage::kKvNew, layer_idx, section, set_of(kAttnInPart) | positions,
         full ? set_of(kWindowNew, kCompressedNew, kIndexKeyNew) : set_of(kWindowNew));

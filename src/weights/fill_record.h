@@ -1,11 +1,13 @@
 // The values of synthetic tensors element by element, and the words of a packed run that is filled with them where it
-// lies: plain data and pure functions, the same on host and device (includes nothing but <bit> and <cstdint>). The
+// lies: plain data and pure functions, the same on host and device (includes only what device sources may). The
 // values are those of the golden recipe (recipe.h), the places those of program/packing.h. Used by the recipe, by
 // synthetic_pack, and by the fill kernel for shards that are too large to be packed from a checkpoint.
 #pragma once
 
 #include <bit>
 #include <cstdint>
+
+#include "base/numeric.h"
 
 namespace monostep::weights {
 
@@ -144,7 +146,7 @@ inline uint32_t fragment_word(const ValueRule& rule, int32_t offset, int64_t row
       word = bf16_element(rule, whole_row, column) | bf16_element(rule, whole_row, column + 1) << 16;
     }
   }
-  return word;
+  return fp4 ? spread_e2m1x8(word) : word;
 }
 
 // Four bytes behind the codes of a chunk of fragments: scales, then zeros.

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/numeric.h"
 #include "weights/parallel.h"
 
 namespace monostep::weights {
@@ -147,9 +148,20 @@ void pack_scales(const Share& share, const FragmentFormat& format, int64_t first
   }
 }
 
+void spread_codes(std::span<std::byte> codes) {
+  for (size_t at = 0; at < codes.size(); at += 4) {
+    uint32_t word;
+    std::memcpy(&word, &codes[at], 4);
+    word = spread_e2m1x8(word);
+    std::memcpy(&codes[at], &word, 4);
+  }
+}
+
 void pack_tile(const Share& share, const FragmentFormat& format, int64_t first, int64_t k, std::byte* out) {
   switch (format.storage) {
-    case Storage::kFp4: return pack_codes<uint8_t, 4>(share, format, first, k, out);
+    case Storage::kFp4:
+      pack_codes<uint8_t, 4>(share, format, first, k, out);
+      return spread_codes(std::span(out, static_cast<size_t>(format.tile_code_bytes())));
     case Storage::kFp8: return pack_codes<uint16_t, 4>(share, format, first, k, out);
     case Storage::kBf16: return pack_codes<uint32_t, 2>(share, format, first, k, out);
     case Storage::kF32: CHECK(false, "fragments of fp32");

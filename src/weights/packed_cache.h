@@ -19,7 +19,7 @@
 namespace monostep::weights {
 
 // Of the header and of the bytes behind it; goes up when either changes without a change of the runs.
-inline constexpr uint32_t kPackVersion = 1;
+inline constexpr uint32_t kPackVersion = 2;
 
 // What a packed rank is made from. Two equal keys have equal data.
 struct PackedKey {

@@ -144,6 +144,18 @@ TEST(Numeric, activation_scale_keeps_every_group_within_e4m3) {
   }
 }
 
+TEST(Numeric, spread_codes_come_back_and_each_bit_has_its_own_place) {
+  uint32_t all = 0;
+  for (int bit = 0; bit < 32; ++bit) {
+    const uint32_t spread = spread_e2m1x8(1u << bit);
+    EXPECT_EQ(gather_e2m1x8(spread), 1u << bit);
+    EXPECT_EQ(std::popcount(spread), 1);
+    all |= spread;
+  }
+  EXPECT_EQ(all, ~0u);
+  EXPECT_EQ(spread_e2m1x8(0x000000f1u), 0x8e000200u);  // the first pair: one mask from an f16 pair
+}
+
 TEST(Numeric, index_scale_keeps_every_group_within_e2m1) {
   EXPECT_EQ(index_scale(6.0f), 1.0f);
   EXPECT_EQ(index_scale(12.0f), 2.0f);

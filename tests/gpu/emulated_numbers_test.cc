@@ -11,7 +11,7 @@
 #include "base/numeric.h"
 #include "emulator/half.h"
 #include "emulator/kernel_case.h"
-#include "gpu/device/ptx.h"
+#include "gpu/device/codes.h"
 
 namespace monostep::gpu {
 namespace {
@@ -96,6 +96,32 @@ void mma_kernel(const void* p) {
     mma_f16(c, a, b_pair(2 * t), b_pair(2 * t + 8));
   }
   rows[0][0] = c[0], rows[0][1] = c[1], rows[1][0] = c[2], rows[1][1] = c[3];
+}
+
+TEST(EmulatedNumbers, pairs_of_bf16_and_e4m3_have_the_bits_of_the_formats) {
+  EXPECT_EQ(bf16x2_of(1.0f, -2.5f), 0xc0203f80u);
+  EXPECT_EQ(bf16x2_of(0x1.01p0f, 0x1.03p0f), 0x3f823f80u);  // ties to even
+  EXPECT_EQ(bf16x2_of(std::nanf(""), 0), 0x7fffu);
+  EXPECT_EQ(e4m3x2_of(1.0f, -448.0f), 0xfe38u);
+  EXPECT_EQ(e4m3x2_of(1e9f, 0x1p-10f), 0x007eu);  // saturates; a tie goes to zero
+  EXPECT_EQ(e4m3x2_of(std::nanf(""), 0x1.8p-9f), 0x027fu);
+}
+
+TEST(EmulatedNumbers, codes_of_four_bits_become_exact_f16_pairs_in_both_orders) {
+  for (uint32_t code = 0; code < 16; ++code) {
+    for (int place = 0; place < 8; ++place) {
+      const uint32_t codes = code << (4 * place);
+      uint32_t plain[4], spread[4];
+      e2m1x8_to_f16(codes, plain);
+      spread_e2m1x8_to_f16(spread_e2m1x8(codes), spread);
+      for (int pair = 0; pair < 4; ++pair) {
+        EXPECT_EQ(plain[pair], spread[pair]);
+        const auto half = static_cast<uint16_t>(spread[pair] >> (place % 2 * 16));
+        const float wanted = pair == place / 2 ? e2m1_value(static_cast<uint8_t>(code)) * 0x1p-14f : 0.0f;
+        EXPECT_EQ(emulator::f16_value(half), wanted) << code << " at " << place;
+      }
+    }
+  }
 }
 
 TEST(EmulatedNumbers, mma_multiplies_16_by_16_by_8) {

@@ -161,6 +161,13 @@ Place place_of(const ChunkRun& run, int part, int64_t row, int64_t column) {
   return place;
 }
 
+// Where bit `bit` of an FP4 code lies in its word of eight: pair (byte of unspread codes), even or odd place.
+int spread_bit(int64_t pair, int64_t odd, int bit) {
+  const int magnitudes[] = {9, 6, 3, 0};
+  const int signs[] = {15, 12, 14, 13};
+  return static_cast<int>(odd) * 16 + (bit == 3 ? signs[pair] : magnitudes[pair] + bit);
+}
+
 void place_fragments(const Loaded& tensor, const ChunkRun& run, int part, int expert_idx, Bytes& out) {
   const bool fp4 = run.format.storage == Storage::kFp4;
   for (int64_t row = 0; row < int64_t{run.num_tiles} * kTile; ++row) {
@@ -170,7 +177,11 @@ void place_fragments(const Loaded& tensor, const ChunkRun& run, int part, int ex
       const int64_t offset = chunk + code_offset(run.format, place.element);
       const uint32_t code = tensor.code(row, column);
       if (fp4) {
-        out[static_cast<size_t>(offset)] |= static_cast<std::byte>(code << (column % 2 * 4));
+        for (int bit = 0; bit < 4; ++bit) {
+          const int place_bit = spread_bit(offset % 4, column % 2, bit);
+          out[static_cast<size_t>(offset / 4 * 4 + place_bit / 8)] |=
+              static_cast<std::byte>((code >> bit & 1) << place_bit % 8);
+        }
       } else {
         put(out, offset, code, tensor.code_bytes());
       }
@@ -293,10 +304,17 @@ int64_t num_wrong_codes(const Checkpoint& checkpoint, const Layout& layout, int 
           const int64_t column = int64_t{chunk % run.num_pieces} * format.width + element.k;
           uint32_t wanted = tensor.code(row, column);
           if (format.storage == Storage::kFp4) wanted |= tensor.code(row, column + 1) << 4;
+          const auto byte_at = [&](int at) {
+            return static_cast<uint32_t>(file[static_cast<size_t>(run.offset(expert_idx, chunk) + at)]);
+          };
           uint32_t found = 0;
-          for (int part = 0; part < step; ++part) {
-            const auto at = static_cast<size_t>(run.offset(expert_idx, chunk) + offset + part);
-            found |= static_cast<uint32_t>(file[at]) << (8 * part);
+          if (format.storage == Storage::kFp4) {
+            for (int bit = 0; bit < 8; ++bit) {
+              const int place_bit = spread_bit(offset % 4, bit / 4, bit % 4);
+              found |= (byte_at(offset / 4 * 4 + place_bit / 8) >> place_bit % 8 & 1) << bit;
+            }
+          } else {
+            for (int part = 0; part < step; ++part) found |= byte_at(offset + part) << (8 * part);
           }
           wrong += found != wanted;
         }
@@ -339,9 +357,9 @@ TEST(Pack, run_by_run_gives_the_bytes_of_the_whole) {
 TEST(Pack, the_bytes_of_micro_are_the_recorded_ones) {
   const Checkpoint checkpoint = made(named("micro"));
   EXPECT_EQ(sha256_hex(packed(checkpoint, layout_of(named("micro"), 1), 0)),
-            "8174de65c43bbef242fa7a9ed54ae4eff1abd553a41da1514f1897c1c4ac4d78");
+            "749e3494c89c43af31f0eafa333678d19dc3c55541c67908214ab16a1f095fda");
   EXPECT_EQ(sha256_hex(packed(checkpoint, layout_of(named("micro"), 2), 1)),
-            "437aa4a54bef9bda5dc21b7e458dddad997180696e450ec0d7e3599df323135e");
+            "702756d629b68f28c32c084a330d4d257dd2ae4be199d3cc11393ab522ed3487");
 }
 
 TEST(Pack, a_place_that_calls_share_is_packed_once) {

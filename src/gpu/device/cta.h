@@ -161,26 +161,28 @@ inline float wait_f32(const Cta& cta, const Words& words, int64_t idx) {
 }
 
 // N pieces of two neighbouring words, all loads outstanding together: out[i] = words index(i), index(i) + 1; index
-// even, or negative for nothing.
+// even, or kNoWord for nothing. One loop of loads, for the sake of its size: a stage's code is fetched anew in each
+// layer.
+inline constexpr uint32_t kNoWord = ~0u;
 template <int N, typename Index>
 inline void wait_words2(const Cta& cta, const Words& words, uint32_t (&out)[N][2], const Index& index) {
+  uint32_t at[N];
   uint64_t low[N];
   uint64_t high[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const int64_t at = index(i);
+    at[i] = index(i);
     low[i] = high[i] = uint64_t{words.tag} << 32;
-    if (at >= 0) load_relaxed(words.pairs + at, low[i], high[i]);
   }
   for (uint32_t tries = 1;; ++tries) {
-    bool ready = true;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (tag_of(low[i]) == words.tag && tag_of(high[i]) == words.tag) continue;
-      ready = false;
-      load_relaxed(words.pairs + index(i), low[i], high[i]);
+      if (at[i] != kNoWord) load_relaxed(words.pairs + at[i], low[i], high[i]);
     }
-    if (ready) break;
+    uint32_t differing = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) differing |= (tag_of(low[i]) ^ words.tag) | (tag_of(high[i]) ^ words.tag);
+    if (differing == 0) break;
     // The report names the region's copy by its first word.
     if (!keep_waiting(cta, tries,
                       static_cast<uint32_t>(words.pairs - reinterpret_cast<const uint64_t*>(cta.params.arena)),
@@ -196,9 +198,10 @@ inline void wait_words2(const Cta& cta, const Words& words, uint32_t (&out)[N][2
 
 inline float low_bf16(uint32_t word) { return std::bit_cast<float>(word << 16); }
 inline float high_bf16(uint32_t word) { return std::bit_cast<float>(word & 0xffff0000u); }
-inline uint32_t bf16_pair(float low, float high) {
-  return static_cast<uint32_t>(bf16_bits(low)) | (static_cast<uint32_t>(bf16_bits(high)) << 16);
-}
+// As base/numeric.h's, in one instruction.
+inline uint32_t bf16_pair(float low, float high) { return bf16x2_of(low, high); }
+inline uint16_t bf16_bits(float value) { return static_cast<uint16_t>(bf16x2_of(value, 0)); }
+inline float round_bf16(float value) { return std::bit_cast<float>(bf16x2_of(0, value)); }
 
 // A region's copy as its writer sees it.
 struct Sink {

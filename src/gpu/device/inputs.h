@@ -14,7 +14,7 @@ template <int N, typename FirstWord>
 inline void wait_octets(const Cta& cta, const Words& words, const int (&rows)[N], float (&out)[N][kOctet],
                         const FirstWord& first_word) {
   uint32_t raw[2 * N][2];
-  wait_words2(cta, words, raw, [&](int i) { return rows[i / 2] < 0 ? int64_t{-1} : first_word(i / 2) + i % 2 * 2; });
+  wait_words2(cta, words, raw, [&](int i) { return rows[i / 2] < 0 ? kNoWord : first_word(i / 2) + i % 2 * 2; });
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -35,8 +35,11 @@ struct SliceSource {
   template <int N>
   void octets(const Cta& cta, const int (&rows)[N], const int (&begins)[N], float (&out)[N][kOctet]) const {
     wait_octets(cta, words, rows, out, [&](int n) {
-      const int slice = begins[n] / width;
-      return (int64_t{slice} * constants::kRows + rows[n]) * (width / 2) + (begins[n] - slice * width) / 2;
+      const auto begin = static_cast<uint32_t>(begins[n]);
+      const uint32_t slice = begin / static_cast<uint32_t>(width);
+      return ((slice * constants::kRows + static_cast<uint32_t>(rows[n])) * static_cast<uint32_t>(width) + begin -
+              slice * static_cast<uint32_t>(width)) /
+             2;
     });
   }
 };
@@ -50,7 +53,9 @@ struct RowSource {
 
   template <int N>
   void octets(const Cta& cta, const int (&rows)[N], const int (&begins)[N], float (&out)[N][kOctet]) const {
-    wait_octets(cta, words, rows, out, [&](int n) { return offset + int64_t{rows[n]} * (width / 2) + begins[n] / 2; });
+    wait_octets(cta, words, rows, out, [&](int n) {
+      return static_cast<uint32_t>(offset) + static_cast<uint32_t>(rows[n] * (width / 2) + begins[n] / 2);
+    });
   }
 };
 
@@ -70,9 +75,9 @@ struct SplitSource {
       for (int split = 0; split < splits; ++split) {
         uint32_t raw[4][2];
         wait_words2(cta, words, raw, [&](int i) {
-          if (rows[n] < 0) return int64_t{-1};
-          const int64_t granule = int64_t{first_tile + begins[n] / kTile} * splits + split;
-          return (granule * constants::kRows + rows[n]) * kTile + begins[n] % kTile + 2 * i;
+          if (rows[n] < 0) return kNoWord;
+          const int granule = (first_tile + begins[n] / kTile) * splits + split;
+          return static_cast<uint32_t>((granule * constants::kRows + rows[n]) * kTile + begins[n] % kTile + 2 * i);
         });
 #pragma unroll
         for (int i = 0; i < kOctet; ++i) {
@@ -152,9 +157,18 @@ inline bool row_scales(const Cta& cta, const Source& source, int width, int coun
   return true;
 }
 
-// A bf16 vector of the packed weights.
+// A bf16 vector of the packed weights: one value, and eight from a multiple of eight on.
 inline float vector_bf16(uint64_t address, int idx) {
   return bf16_value(reinterpret_cast<const uint16_t*>(address)[idx]);
+}
+inline void vector_octet(uint64_t address, int begin, float (&out)[kOctet]) {
+  const Word4 words = load_constant(reinterpret_cast<const Word4*>(address) + begin / kOctet);
+  const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    out[2 * i] = low_bf16(pairs[i]);
+    out[2 * i + 1] = high_bf16(pairs[i]);
+  }
 }
 
 // Eight neighbouring values of a row (negative: none) into the inputs; four lanes hold a 32-group between them.
@@ -174,8 +188,11 @@ inline void store_octet(const Inputs& inputs, int row, int at, const float (&val
     const float scale = activation_scale(amax);
     const float inverse = 1.0f / scale;  // exact: a power of two
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      pairs[i] = f16x2_of(round_e4m3(values[2 * i] * inverse), round_e4m3(values[2 * i + 1] * inverse));
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t codes = e4m3x2_of(values[2 * i] * inverse, values[2 * i + 1] * inverse) |
+                             e4m3x2_of(values[2 * i + 2] * inverse, values[2 * i + 3] * inverse) << 16;
+      e4m3x4_to_f16(codes, pairs[i], pairs[i + 1]);
+    }
     if (quarter == 0 && row >= 0) inputs.scales[at / kGroup * inputs.num_rows + row] = scale;
   }
   if (row < 0) return;
@@ -209,9 +226,10 @@ inline void load_slice(const Cta& cta, const Source& source, uint64_t norm, int 
       if constexpr (kNorm) {
         if (rows[i] >= 0) {
           const float scale = cta.shared.row_scale[rows[i]];
+          float weights[kOctet];
+          vector_octet(norm, begins[i], weights);
 #pragma unroll
-          for (int j = 0; j < kOctet; ++j)
-            values[i][j] = round_bf16(vector_bf16(norm, begins[i] + j) * (values[i][j] * scale));
+          for (int j = 0; j < kOctet; ++j) values[i][j] = round_bf16(weights[j] * (values[i][j] * scale));
         }
       }
       store_octet<kPlain>(inputs, rows[i], begins[i] - begin, values[i]);

@@ -5,6 +5,7 @@
 // the band. Inputs lie in shared memory, in the order in which a lane needs them.
 #pragma once
 
+#include "gpu/device/codes.h"
 #include "gpu/device/ring.h"
 
 namespace monostep::gpu {
@@ -45,29 +46,6 @@ struct ChunkShape {
   static_assert(kWarps % kUnits == 0);
 };
 
-// e4m3 codes as bf16 pairs, exact.
-inline void e4m3x4_to_bf16(uint32_t codes, uint32_t& low, uint32_t& high) {
-  uint32_t pairs[2];
-  e4m3x4_to_f16(codes, pairs[0], pairs[1]);
-  float a, b;
-  f16x2_to_f32(pairs[0], a, b);
-  low = permute_bytes(std::bit_cast<uint32_t>(a), std::bit_cast<uint32_t>(b), 0x7632);
-  f16x2_to_f32(pairs[1], a, b);
-  high = permute_bytes(std::bit_cast<uint32_t>(a), std::bit_cast<uint32_t>(b), 0x7632);
-}
-
-// Eight e2m1 codes as f16 pairs times 2^-14, exact.
-inline void e2m1x8_to_f16(uint32_t codes, uint32_t (&pairs)[4]) {
-  const uint32_t even = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0e0e0e0eu);
-  const uint32_t odd = (codes & 0x80808080u) | ((codes >> 3) & 0x0e0e0e0eu);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // Bytes: even's byte i high in the low half, odd's byte i high in the high half, zeros below.
-    const uint32_t both = permute_bytes(even, odd, static_cast<uint32_t>(i | ((4 + i) << 4)));
-    pairs[i] = permute_bytes(both, 0, 0x1404);
-  }
-}
-
 // One 32-group of one unit for one pass of rows.
 template <Storage kStorage, bool kPlain>
 inline void add_group(const char* codes, int lane, const uint32_t (&b)[4], float (&d)[4]) {
@@ -98,8 +76,8 @@ inline void add_group(const char* codes, int lane, const uint32_t (&b)[4], float
     }
   } else {
     const uint64_t w = *reinterpret_cast<const uint64_t*>(codes + lane * 8);
-    e2m1x8_to_f16(static_cast<uint32_t>(w), a[0]);
-    e2m1x8_to_f16(static_cast<uint32_t>(w >> 32), a[1]);
+    spread_e2m1x8_to_f16(static_cast<uint32_t>(w), a[0]);
+    spread_e2m1x8_to_f16(static_cast<uint32_t>(w >> 32), a[1]);
   }
   if constexpr (kPlain) {
     mma_bf16(d, a[0], b[0], b[1]);
@@ -116,17 +94,29 @@ constexpr int group_code_bytes(Storage storage) {
                                     : kGroup * kTile / 2;
 }
 
-inline float e8m0_f32(uint8_t byte) { return e8m0_value(byte); }
+// 2^(byte - 127), but 0 for byte 0: what a weight below 2^-124 adds is below every rounding behind it.
+inline float scale_f32(char byte) {
+  return std::bit_cast<float>(static_cast<uint32_t>(static_cast<uint8_t>(byte)) << 23);
+}
+
+// The largest number of rounds up to ten that divides `rounds`, or all but a few of them.
+constexpr int unrolled_rounds(int rounds) {
+  for (int count = rounds < 10 ? rounds : 10; count > 4; --count) {
+    if (rounds % count == 0) return count;
+  }
+  return rounds < 8 ? rounds : 8;
+}
 
 // One warp's share of a chunk for the rows map[0..7] of a pass: unit u = warp / kWarpsOfUnit, a run of its groups.
-// `acc` is [kWarps][kPassRows][kTile] of shared memory (fp64 for plain inputs, fp32 for quantised ones), this warp's
-// part of which is overwritten.
-template <Storage kStorage, bool kPlain, typename Shape, typename Sum>
+// kFew: at most four rows, which lie in the MMA's even columns, so that half of the sums need no scale. `acc` is
+// [kWarps][kPassRows][kTile] of shared memory (fp64 for plain inputs, fp32 for quantised ones), this warp's part of
+// which is overwritten.
+template <Storage kStorage, bool kPlain, bool kFew, typename Shape, typename Sum>
 inline void multiply_pass(const Cta& cta, const char* chunk, const Inputs& inputs, const int16_t* map, int count,
                           Sum* acc) {
   constexpr int kGroups = Shape::kGroups;
   constexpr int kMost = (kGroups + Shape::kWarpsOfUnit - 1) / Shape::kWarpsOfUnit;  // groups of a warp
-  constexpr int kUnrolled = kMost <= 10 ? kMost : 8;
+  constexpr int kUnrolled = unrolled_rounds(kMost);
   const int unit = cta.warp / Shape::kWarpsOfUnit;
   const int part = cta.warp % Shape::kWarpsOfUnit;
   const int first = kGroups * part / Shape::kWarpsOfUnit;
@@ -136,9 +126,9 @@ inline void multiply_pass(const Cta& cta, const char* chunk, const Inputs& input
   const char* codes = chunk + unit * kGroups * group_code_bytes(kStorage);
   const char* scales = chunk + Shape::kUnits * kGroups * group_code_bytes(kStorage);
   const auto row_at = [&](int n) { return static_cast<int>(map[n < count ? n : 0]); };
-  const uint32_t* b_row = inputs.pairs + row_at(g) * inputs.row_words + t * 4;
-  const int row0 = row_at(2 * t);
-  const int row1 = row_at(2 * t + 1);
+  const uint32_t* b_row = inputs.pairs + row_at(kFew ? g / 2 : g) * inputs.row_words + t * 4;
+  const int row0 = row_at(kFew ? t : 2 * t);
+  const int row1 = row_at(kFew ? t : 2 * t + 1);
   Sum sum[4] = {};
   // A fixed number of rounds, so that the rounds' products overlap; what lies behind `last` is computed from the last
   // group again and not added.
@@ -150,37 +140,34 @@ inline void multiply_pass(const Cta& cta, const char* chunk, const Inputs& input
     const uint32_t b[4] = {bw.x, bw.y, bw.z, bw.w};
     float d[4];
     add_group<kStorage, kPlain>(codes + group * group_code_bytes(kStorage), cta.lane, b, d);
-    float w_low = 1;
-    float w_high = 1;
+    float weight[2] = {1, 1};  // scales of rows g and g + 8
     if constexpr (kStorage == Storage::kFp8) {
-      w_low = w_high = e8m0_f32(static_cast<uint8_t>(scales[unit * kGroups + group]));
+      weight[0] = weight[1] = scale_f32(scales[unit * kGroups + group]);
     } else if constexpr (kStorage == Storage::kFp4) {
       const char* line = scales + (unit * kGroups + group) * kTile;
-      w_low = e8m0_f32(static_cast<uint8_t>(line[g]));
-      w_high = e8m0_f32(static_cast<uint8_t>(line[g + 8]));
+      weight[0] = scale_f32(line[g]);
+      weight[1] = scale_f32(line[g + 8]);
     }
     if (!inside) continue;
-    if constexpr (kPlain) {
-      sum[0] += static_cast<double>(d[0] * w_low);
-      sum[1] += static_cast<double>(d[1] * w_low);
-      sum[2] += static_cast<double>(d[2] * w_high);
-      sum[3] += static_cast<double>(d[3] * w_high);
-    } else {
+    float input[2] = {1, 1};
+    if constexpr (!kPlain) {
       constexpr float kExpand = kStorage == Storage::kFp4 ? 0x1p14f : 1.0f;  // the codes came 2^-14 times too small
-      const float s0 = inputs.scales[group * inputs.num_rows + row0] * kExpand;
-      const float s1 = inputs.scales[group * inputs.num_rows + row1] * kExpand;
-      // The products are exact: powers of two.
-      sum[0] = fmaf(d[0], w_low * s0, sum[0]);
-      sum[1] = fmaf(d[1], w_low * s1, sum[1]);
-      sum[2] = fmaf(d[2], w_high * s0, sum[2]);
-      sum[3] = fmaf(d[3], w_high * s1, sum[3]);
+      input[0] = inputs.scales[group * inputs.num_rows + row0] * kExpand;
+      if constexpr (!kFew) input[1] = inputs.scales[group * inputs.num_rows + row1] * kExpand;
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n += kFew ? 2 : 1) {
+      // Products of scales are exact: powers of two.
+      if constexpr (kPlain) {
+        sum[n] += static_cast<double>(d[n] * weight[n / 2]);
+      } else {
+        sum[n] = fmaf(d[n], weight[n / 2] * input[n % 2], sum[n]);
+      }
     }
   }
   Sum* out = acc + cta.warp * kPassRows * kTile;
-  out[2 * t * kTile + g] = sum[0];
-  out[(2 * t + 1) * kTile + g] = sum[1];
-  out[2 * t * kTile + g + 8] = sum[2];
-  out[(2 * t + 1) * kTile + g + 8] = sum[3];
+#pragma unroll
+  for (int n = 0; n < 4; n += kFew ? 2 : 1) out[(kFew ? t : 2 * t + n % 2) * kTile + g + n / 2 * 8] = sum[n];
 }
 
 // The memory that multiply_chunk adds the warps' shares up in: two parts, used in turn.
@@ -220,7 +207,8 @@ inline bool multiply_chunk(Cta& cta, Multiplier& multiplier, int bytes, const In
     double* partials = multiplier.partials + multiplier.turn * kPartials;
     multiplier.turn ^= 1;
     if (count > 0)
-      multiply_pass<kStorage, kPlain, Shape>(cta, chunk, inputs, map + begin, count - begin, as_sums<kPlain>(partials));
+      multiply_pass<kStorage, kPlain, false, Shape>(cta, chunk, inputs, map + begin, count - begin,
+                                                    as_sums<kPlain>(partials));
     if (begin + kPassRows >= count) release_chunk(cta);
     alive = cta.sync_alive();
     for (int i = cta.thread; alive && i < Shape::kUnits * kPassRows * kTile; i += kConsumers) {

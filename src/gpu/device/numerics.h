@@ -32,13 +32,13 @@ inline void wait_sums(const Cta& cta, const SplitSums& from, float (&out)[N][2],
     wait_words2(cta, from.words, raw, [&](int i) {
       const SumPlace at = place(i / kAtOnce);
       const int split = begin + i % kAtOnce;
-      if (at.row < 0 || split >= from.splits) return int64_t{-1};
+      if (at.row < 0 || split >= from.splits) return kNoWord;
       // Unsigned, 32 bits: what differs between the places by a constant then does so in registers.
       const auto column = static_cast<uint32_t>(at.column);
       const uint32_t granule =
           (static_cast<uint32_t>(from.first_tile) + column / kTile) * static_cast<uint32_t>(from.splits) +
           static_cast<uint32_t>(split);
-      return int64_t{(granule * constants::kRows + static_cast<uint32_t>(at.row)) * kTile + column % kTile};
+      return (granule * constants::kRows + static_cast<uint32_t>(at.row)) * kTile + column % kTile;
     });
 #pragma unroll
     for (int i = 0; i < N * kAtOnce; ++i) {
@@ -54,13 +54,23 @@ inline void wait_sums(const Cta& cta, const SplitSums& from, float (&out)[N][2],
   }
 }
 
-// Sums of a row's columns [0, width) into shared memory, unrounded; each thread fills the pairs that it owns.
-inline void load_sums(const Cta& cta, const SplitSums& from, int row, int width, float* out) {
-  for (int pair = cta.thread; pair < width / 2; pair += kConsumers) {
-    float sums[1][2];
-    wait_sums<1, 4>(cta, from, sums, [&](int) { return SumPlace{row, 2 * pair}; });
-    out[2 * pair] = sums[0][0];
-    out[2 * pair + 1] = sums[0][1];
+// Sums of a row's columns [0, kWidth) into shared memory, unrounded; each thread fills the pairs that it owns, up to
+// three of which are waited for together.
+template <int kWidth>
+inline void load_sums(const Cta& cta, const SplitSums& from, int row, float* out) {
+  constexpr int kPairs = (kWidth / 2 + kConsumers - 1) / kConsumers;  // of a thread
+  constexpr int kAtOnce = kPairs < 3 ? kPairs : 3;
+  for (int base = cta.thread; base < kWidth / 2; base += kConsumers * kAtOnce) {
+    const auto pair = [&](int i) { return base + i * kConsumers; };
+    float sums[kAtOnce][2];
+    wait_sums<kAtOnce, 4>(cta, from, sums,
+                          [&](int i) { return SumPlace{pair(i) < kWidth / 2 ? row : -1, 2 * pair(i)}; });
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (pair(i) >= kWidth / 2) continue;
+      out[2 * pair(i)] = sums[i][0];
+      out[2 * pair(i) + 1] = sums[i][1];
+    }
   }
 }
 

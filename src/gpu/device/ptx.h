@@ -158,7 +158,17 @@ inline void e4m3x4_to_f16(uint32_t codes, uint32_t& low, uint32_t& high) {
       : "=r"(low), "=r"(high)
       : "r"(codes));
 }
-// Two fp32 -> one f16 pair, round to nearest even.
+// Two fp32 -> two e4m3 codes or one bf16 or f16 pair, round to nearest even; e4m3 saturates.
+inline uint32_t e4m3x2_of(float low, float high) {
+  uint32_t v;
+  asm("{.reg .b16 c; cvt.rn.satfinite.e4m3x2.f32 c, %1, %2; cvt.u32.u16 %0, c;}" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+inline uint32_t bf16x2_of(float low, float high) {
+  uint32_t v;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
 inline uint32_t f16x2_of(float low, float high) {
   uint32_t v;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));

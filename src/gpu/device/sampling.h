@@ -78,7 +78,7 @@ struct RowLogits {
       uint32_t raw[kLogitPairs][2];
       wait_words2(cta, words, raw, [&](int i) {
         const int place = base + 2 * stride * i;
-        return place < range.end ? word_of(place) : int64_t{-1};
+        return place < range.end ? static_cast<uint32_t>(word_of(place)) : kNoWord;
       });
 #pragma unroll
       for (int i = 0; i < 2 * kLogitPairs; ++i) logits[i][cta.thread] = std::bit_cast<float>(raw[i / 2][i % 2]);

@@ -14,14 +14,18 @@ class ExpertBatch {
   ExpertBatch(Cta& cta, char* partials) : cta_(cta), partials_(reinterpret_cast<float*>(partials)) {}
 
   // Multiplies a chunk for `count` pairs from `first_pair` on whose inputs are rows map[0..count); calls
-  // add_up(pass, sums) for passes that must make room. False: given up.
+  // add_up(pass, sums, place) for passes that must make room. False: given up.
   template <Storage kStorage, typename Shape, typename AddUp>
   bool multiply(const Chunk& chunk, const char* bytes, const Inputs& inputs, const int16_t* map, int first_pair,
                 int count, const AddUp& add_up) {
     bool alive = true;
     for (int begin = 0; begin < count; begin += kPassRows) {
-      multiply_pass<kStorage, false, Shape>(cta_, bytes, inputs, map + begin, count - begin, sums(size_));
       const int rows = count - begin < kPassRows ? count - begin : kPassRows;
+      if (kStorage == Storage::kFp4 && rows <= kPassRows / 2) {
+        multiply_pass<kStorage, false, true, Shape>(cta_, bytes, inputs, map + begin, rows, sums(size_));
+      } else {
+        multiply_pass<kStorage, false, false, Shape>(cta_, bytes, inputs, map + begin, rows, sums(size_));
+      }
       const int tile_split = chunk.tile * (constants::kHidden / constants::kHiddenSlice) + chunk.piece;
       if (cta_.thread == 0) cta_.shared.passes[set_][size_] = {chunk.task, tile_split, first_pair + begin, rows};
       if (++size_ == kExpertPasses) alive = flush(add_up) && alive;
@@ -33,7 +37,7 @@ class ExpertBatch {
   template <typename AddUp>
   bool flush(const AddUp& add_up) {
     const bool alive = cta_.sync_alive();
-    for (int i = 0; alive && i < size_; ++i) add_up(cta_.shared.passes[set_][i], sums(i));
+    for (int i = 0; alive && i < size_; ++i) add_up(cta_.shared.passes[set_][i], sums(i), i);
     set_ ^= 1;
     size_ = 0;
     return alive;
@@ -65,8 +69,10 @@ inline bool run_stage(StageContext<Stage::kExpertUp>& ctx) {
   const Sink sink = ctx.write<Region::kExpertPart>();
   constexpr int kSplits = constants::kHidden / kWidth;
   constexpr int kGranules = (constants::kExpertWidth + kTile - 1) / kTile * kSplits;
-  const auto add_up = [&](const ExpertPass& pass, const float* sums) {
-    for (int i = cta.thread; i < pass.count * 2 * kTile; i += kConsumers) {
+  const auto add_up = [&](const ExpertPass& pass, const float* sums, int place) {
+    // Most passes have a row or two: passes that wait together begin at different warps.
+    const int first = (cta.thread + kConsumers - place * (kConsumers / kExpertPasses)) % kConsumers;
+    for (int i = first; i < pass.count * 2 * kTile; i += kConsumers) {
       const int n = i / (2 * kTile);
       const int part = i / kTile % 2;
       const int pair = pass.first_pair + n;
@@ -185,7 +191,7 @@ inline bool run_stage(StageContext<Stage::kExpertDown>& ctx) {
   for (int i = cta.thread; i < DownSums::kValues; i += kConsumers) sums.values[i] = 0;
   const TaskRange range = tasks_of(record, cta.idx, cta.count);
   // A thread always takes the same (tile, row, column), so passes add up in their order.
-  const auto add_up = [&](const ExpertPass& pass, const float* partials) {
+  const auto add_up = [&](const ExpertPass& pass, const float* partials, int) {
     const int chunk_idx = constants::kDownTasks == 1 ? 0 : (pass.task - range.first) / range.stride;
     for (int i = cta.thread; i < Shape::kUnits * constants::kRows * kTile; i += kConsumers) {
       const int tile = i / (constants::kRows * kTile);

@@ -23,7 +23,7 @@ inline bool run_stage(StageContext<Stage::kQNorm>& ctx) {
   const Sink sink = ctx.write<Region::kQIn>();
   for (int row = ctx.first_task(); row < ctx.record.num_tasks; row += ctx.task_stride()) {
     if (!ctx.live(row)) continue;
-    load_sums(cta, sums, row, constants::kQLoraRank, scratch.values);
+    load_sums<constants::kQLoraRank>(cta, sums, row, scratch.values);
     if (!cta.sync_alive()) return false;
     norm_row(cta, scratch.values, constants::kQLoraRank, ctx.record.vectors[0], scratch.partials);
     for (int pair = cta.thread; pair < constants::kQLoraRank / 2; pair += kConsumers) {
@@ -75,9 +75,9 @@ inline void slot_sums(const StageContext<Stage::kExpertAct>& ctx, int part, int 
     for (int begin = 0; begin < record.expert_splits; begin += 4) {
       uint32_t raw[4][2];
       wait_words2(ctx.cta, words, raw, [&](int i) {
-        if (begin + i >= record.expert_splits) return int64_t{-1};
+        if (begin + i >= record.expert_splits) return kNoWord;
         const int tile_split = column / kTile * record.expert_splits + begin + i;
-        return expert_word(record.expert_tiles, part, tile_split, row, slot) + column % kTile;
+        return static_cast<uint32_t>(expert_word(record.expert_tiles, part, tile_split, row, slot) + column % kTile);
       });
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -33,7 +33,8 @@ inline void load_mix(const Cta& cta, const Words& words, int count, FoldScratch&
 inline void sublayer_pair(const Cta& cta, const Words& exchange, int row, int d, float (&out)[2]) {
   uint32_t raw[constants::kTp][2];
   wait_words2(cta, exchange, raw, [&](int rank) {
-    return ((int64_t{rank} * constants::kHiddenTiles + d / kTile) * constants::kRows + row) * kTile + d % kTile;
+    return static_cast<uint32_t>(((rank * constants::kHiddenTiles + d / kTile) * constants::kRows + row) * kTile +
+                                 d % kTile);
   });
   float sum[2] = {std::bit_cast<float>(raw[0][0]), std::bit_cast<float>(raw[0][1])};
 #pragma unroll
@@ -53,12 +54,12 @@ inline int64_t stream_word(int slice, int row, int stream, int pair) {
 // X'[k] = bf16(post[k] y + sum_j comb[j][k] X[j]) for a pair of columns of every stream, into shared memory.
 inline void expand_pair(const Cta& cta, const Words& exchange, const Words& streams, int slice, int row, int pair,
                         FoldScratch& scratch) {
-  float y[2];
-  sublayer_pair(cta, exchange, row, slice * kWidth + 2 * pair, y);
   float x[constants::kHc][2];
   uint64_t raw[constants::kHc];
 #pragma unroll
   for (int j = 0; j < constants::kHc; ++j) raw[j] = load_relaxed(streams.pairs + stream_word(slice, row, j, pair));
+  float y[2];
+  sublayer_pair(cta, exchange, row, slice * kWidth + 2 * pair, y);
 #pragma unroll
   for (int j = 0; j < constants::kHc; ++j) {
     const uint32_t word = tag_of(raw[j]) == streams.tag ? static_cast<uint32_t>(raw[j])
@@ -147,21 +148,54 @@ inline double sum_over_lanes(double value) {
   return value;
 }
 
+// Sums over the lanes of eight values: lane l has that of value l / 4. The tree of additions is that of every value.
+inline float sum_eight(const Cta& cta, float (&values)[8]) {
+#pragma unroll
+  for (int mask = 16, kept = 4; kept > 0; mask /= 2, kept /= 2) {
+    const bool upper = (cta.lane & mask) != 0;
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+      const float sent = upper ? values[i] : values[i + kept];
+      values[i] = (upper ? values[i + kept] : values[i]) + shuffle_xor(sent, mask);
+    }
+  }
+  values[0] += shuffle_xor(values[0], 2);
+  return values[0] + shuffle_xor(values[0], 1);
+}
+
 // Partial mHC products of the slice: [row][outputs, then the sum of squares]. `chunk` holds f32
-// [output][stream][column]. One warp an output and row; lanes share out the columns.
+// [output][stream][column]. One warp an output, eight rows at a time; lanes share out the columns. The slice's sums are
+// taken in fp32, those over the slices (stage_mix.h) in fp64.
 inline void put_mix_products(const Cta& cta, const Sink& sink, const float* chunk, int slice, int count,
                              const FoldScratch& scratch) {
   constexpr int kOutputs = kMixWords + 1;
-  for (int item = cta.warp; item < count * kOutputs; item += kWarps) {
-    const int row = cta.shared.map[item / kOutputs];
-    const int output = item % kOutputs;
-    const float* x = scratch.streams[row];
-    const float* weights = output < kMixWords ? chunk + output * kStreamValues : x;
-    double sum = 0;
-    for (int i = cta.lane; i < kStreamValues; i += 32) sum += static_cast<double>(weights[i]) * x[i];
-    sum = sum_over_lanes(sum);
-    if (cta.lane == 0) {
-      put_f32(cta, sink, (int64_t{slice} * constants::kRows + row) * kOutputs + output, static_cast<float>(sum));
+  constexpr int kRowsAtOnce = 8;
+  constexpr int kPerLane = (kStreamValues + 31) / 32;
+  for (int base = 0; base < count; base += kRowsAtOnce) {
+    float x[kRowsAtOnce][kPerLane] = {};
+#pragma unroll
+    for (int n = 0; n < kRowsAtOnce; ++n) {
+      if (base + n >= count) continue;
+      const float* streams = scratch.streams[cta.shared.map[base + n]];
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        if (cta.lane + 32 * k < kStreamValues) x[n][k] = streams[cta.lane + 32 * k];
+      }
+    }
+#pragma unroll 1
+    for (int output = cta.warp; output < kOutputs; output += kWarps) {
+      float sums[kRowsAtOnce] = {};
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        const bool weighted = output < kMixWords && cta.lane + 32 * k < kStreamValues;
+        const float weight = weighted ? chunk[output * kStreamValues + cta.lane + 32 * k] : 0.0f;
+#pragma unroll
+        for (int n = 0; n < kRowsAtOnce; ++n) sums[n] = fmaf(output < kMixWords ? weight : x[n][k], x[n][k], sums[n]);
+      }
+      const float sum = sum_eight(cta, sums);
+      const int n = base + cta.lane / 4;
+      if (cta.lane % 4 == 0 && n < count)
+        put_f32(cta, sink, (slice * constants::kRows + cta.shared.map[n]) * kOutputs + output, sum);
     }
   }
 }

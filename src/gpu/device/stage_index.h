@@ -173,7 +173,7 @@ inline void mark_kept(const Cta& cta, const ScoreRows& rows, int begin, ScoreScr
 // Codes of 32 values of a key of this step: the values are on the grid already, so quantising them again changes none.
 inline float wait_new_key(const Cta& cta, const Words& words, int64_t first_word, uint32_t (&codes)[4]) {
   uint32_t pairs[8][2];
-  wait_words2(cta, words, pairs, [&](int i) { return first_word + 2 * i; });
+  wait_words2(cta, words, pairs, [&](int i) { return static_cast<uint32_t>(first_word + 2 * i); });
   float amax = 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {

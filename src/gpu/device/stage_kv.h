@@ -44,9 +44,9 @@ template <Stage S>
 inline void load_compressor(const StageContext<S>& ctx, int row, float (&out)[2][constants::kHeadDim]) {
   const Words words = ctx.template read<Region::kAttnInPart>();
   const CallRecord& record = ctx.record;
-  load_sums(ctx.cta, {words, record.tile_of[2], record.reader_splits}, row, constants::kHeadDim, out[0]);
+  load_sums<constants::kHeadDim>(ctx.cta, {words, record.tile_of[2], record.reader_splits}, row, out[0]);
   if (record.ratio == 2)
-    load_sums(ctx.cta, {words, record.tile_of[3], record.reader_splits}, row, constants::kHeadDim, out[1]);
+    load_sums<constants::kHeadDim>(ctx.cta, {words, record.tile_of[3], record.reader_splits}, row, out[1]);
 }
 
 // What a row needs of its partner, the even position before it: sums of this step, else the pending pair.
@@ -144,8 +144,8 @@ inline bool make_kv_row(const StageContext<Stage::kKvNew>& ctx, int row_idx, KvS
   const CallRecord& record = ctx.record;
   KvRow row{row_idx, 0, ctx.request_of(row_idx)};
   const bool owner = record.tile_of[2] >= 0;
-  load_sums(cta, {ctx.read<Region::kAttnInPart>(), record.tile_of[1], record.reader_splits}, row_idx,
-            constants::kHeadDim, scratch.window);
+  load_sums<constants::kHeadDim>(cta, {ctx.read<Region::kAttnInPart>(), record.tile_of[1], record.reader_splits},
+                                 row_idx, scratch.window);
   if (record.draft) {
     const int last = wait_last_position(cta, ctx.read<Region::kVerdictOut>(), row.request_idx);
     row.position = last + 1 + row_idx % constants::kDraftLength;
@@ -183,8 +183,8 @@ inline bool make_context_row(const StageContext<Stage::kContextNew>& ctx, int dr
   const Cta& cta = ctx.cta;
   const CallRecord& record = ctx.record;
   const RowRecord& row = cta.shared.step.rows[row_idx];
-  load_sums(cta, {ctx.read<Region::kContextPart>(), draft_idx * record.tiles, record.reader_splits}, row_idx,
-            constants::kHeadDim, scratch.window);
+  load_sums<constants::kHeadDim>(
+      cta, {ctx.read<Region::kContextPart>(), draft_idx * record.tiles, record.reader_splits}, row_idx, scratch.window);
   load_angles(cta, 0, row.position, scratch.angles);
   if (!cta.sync_alive()) return false;
   uint8_t* ring = ring_record(cta, ctx.request(row.request), constants::kNumLayers + draft_idx, row.position);

@@ -34,7 +34,7 @@ inline void share_picks(const StageContext<S>& ctx, int position, int request, B
     uint32_t raw[kBatch][2];
     wait_words2(cta, tops, raw, [&](int i) {
       const int granule = base + i * kConsumers;
-      return granule < kGranules ? (int64_t{granule} * constants::kMaxRequests + request) * 2 : int64_t{-1};
+      return granule < kGranules ? static_cast<uint32_t>((granule * constants::kMaxRequests + request) * 2) : kNoWord;
     });
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {

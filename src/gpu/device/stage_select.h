@@ -60,7 +60,8 @@ struct RowScores {
       }
       return;
     }
-    wait_words2(cta, words, raw, [&](int i) { return 2 * place(i) < count ? first_word + place(i) : int64_t{-1}; });
+    wait_words2(cta, words, raw,
+                [&](int i) { return 2 * place(i) < count ? static_cast<uint32_t>(first_word + place(i)) : kNoWord; });
   }
 };
 
@@ -300,8 +301,9 @@ inline bool hold_scores(const Cta& cta, RowScores& scores, uint32_t* held) {
   for (int base = 0; base < fitting; base += kConsumers * 2 * kAtOnce) {
     const auto place = [&](int i) { return base + (i * kConsumers + cta.thread) * 2; };
     uint32_t raw[kAtOnce][2];
-    wait_words2(cta, scores.words, raw,
-                [&](int i) { return place(i) < fitting ? scores.first_word + place(i) : int64_t{-1}; });
+    wait_words2(cta, scores.words, raw, [&](int i) {
+      return place(i) < fitting ? static_cast<uint32_t>(scores.first_word + place(i)) : kNoWord;
+    });
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (place(i) >= fitting) continue;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/numeric.h"
 #include "emulator/half.h"
 #include "emulator/machine.h"
 
@@ -193,6 +194,14 @@ inline void e4m3x4_to_f16(uint32_t codes, uint32_t& low, uint32_t& high) {
   const auto& table = emulator::kF16OfE4m3;
   low = table[codes & 0xffu] | static_cast<uint32_t>(table[(codes >> 8) & 0xffu]) << 16;
   high = table[(codes >> 16) & 0xffu] | static_cast<uint32_t>(table[codes >> 24]) << 16;
+}
+inline uint32_t e4m3x2_of(float low, float high) {
+  const auto code = [](float value) { return std::isnan(value) ? uint32_t{0x7f} : uint32_t{e4m3_bits(value)}; };
+  return code(low) | code(high) << 8;
+}
+inline uint32_t bf16x2_of(float low, float high) {
+  const auto bits = [](float value) { return std::isnan(value) ? uint32_t{0x7fff} : uint32_t{bf16_bits(value)}; };
+  return bits(low) | bits(high) << 16;
 }
 inline uint32_t f16x2_of(float low, float high) {
   return emulator::f16_bits(low) | static_cast<uint32_t>(emulator::f16_bits(high)) << 16;
