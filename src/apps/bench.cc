@@ -4,17 +4,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "apps/bench_report.h"
 #include "apps/bench_step.h"
 #include "apps/commands.h"
+#include "apps/gpu_start.h"
 #include "gpu/compile_program.h"
 #include "gpu/cuda_device.h"
 #include "gpu/kernel_maker.h"
@@ -25,7 +26,6 @@ namespace monostep::apps {
 namespace {
 
 using program::kMaxRequests;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kSpan = 1024;                       // positions that a request walks through
 constexpr int kContextStep = 4096;                // programs are shared by contexts up to the next multiple
@@ -33,6 +33,7 @@ constexpr int64_t kReadBytes = int64_t{8} << 30;  // of the bandwidth measuremen
 constexpr int kReadRepeats = 9;
 constexpr int kMaxSms = 1 << 10;
 constexpr int kMaxEngramGib = 1 << 12;
+constexpr int kMaxDelayUs = 1000;
 
 struct Options {
   std::string geometry = "flash";
@@ -44,6 +45,8 @@ struct Options {
   double acceptance = 3.51;
   std::string cut = "step";
   std::string laid_by = "host";
+  double delay_us = 2.0;
+  std::string packed_cache;
   uint64_t seed = 1;
   int steps = 700;
   int warmup = 50;
@@ -59,12 +62,6 @@ struct Settled {
   model::Geometry geometry;
   BenchShape shape;
   gpu::RankOptions rank;
-};
-
-struct Start {
-  gpu::MadeProgram program;
-  double program_s = 0;
-  double weights_s = 0;
 };
 
 Error refused(std::string_view option, std::string text) {
@@ -94,6 +91,7 @@ Status check_options(const Options& options, const model::Geometry& geometry) {
   TRY(check_between("--warmup", options.warmup, 0, kMaxBenchSteps - options.steps));
   TRY(check_between("--engram-gib", options.engram_gib, 0, kMaxEngramGib));
   if (options.num_sms) TRY(check_between("--sms", *options.num_sms, 1, kMaxSms));
+  TRY(check_between("--delay-us", options.delay_us, 0, kMaxDelayUs));
   if (options.laid_by != "host" && options.laid_by != "device")
     return refused("--laid-by", fmt::format("\"{}\" is none of host, device", options.laid_by));
   if (options.laid_by == "device" && options.cut != "step")
@@ -109,6 +107,7 @@ BenchShape shape_of(const Options& options, gpu::Cut cut, int max_positions) {
   shape.acceptance = static_cast<float>(options.acceptance);
   shape.cut = cut;
   shape.device_rounds = options.laid_by == "device";
+  shape.peer_delay_us = options.tp > 1 ? options.delay_us : 0;
   shape.seed = options.seed;
   shape.steps = options.steps;
   shape.warmup = options.warmup;
@@ -131,7 +130,9 @@ Result<Settled> settle(const Options& options) {
   out.rank.num_slots = options.requests;
   out.rank.max_context =
       std::min(round_up(request_context(out.shape), kContextStep), round_up(max_positions, program::kPageTokens));
-  out.rank.push = gpu::Push::kSelf;
+  out.rank.push = out.shape.peer_delay_us > 0 ? gpu::Push::kPlayed : gpu::Push::kSelf;
+  out.rank.push_delay_ns = static_cast<int>(out.shape.peer_delay_us * 1e3);
+  if (options.model) out.rank.packed_cache = packed_cache_dir(options.packed_cache);
   out.rank.engram_bytes = int64_t{options.engram_gib} << 30;
   return out;
 }
@@ -147,15 +148,12 @@ Result<gpu::Kernel> side_kernel(gpu::Device& device, const gpu::Sources& sources
   return device.load(made.cubin.bytes, name);
 }
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Weights in place and the program of the steps loaded.
+// Weights in place and the program of the steps loaded. `programs` must outlive the rank.
 Result<std::unique_ptr<gpu::Rank>> start_rank(gpu::Device& device, const Options& options, const Settled& settled,
-                                              Start& start) {
+                                              std::vector<gpu::MadeProgram>& programs) {
   const gpu::KernelMaker maker =
-      gpu::cuda_maker(gpu::default_cache_dir(), [&start](const gpu::MadeProgram& program) { start.program = program; });
+      program_maker([&programs](const gpu::MadeProgram& program) { programs.push_back(program); });
   const auto fill = [](gpu::Device& on) { return side_kernel(on, gpu::fill_sources(), gpu::kFillKernelName); };
-  const Clock::time_point begin = Clock::now();
   std::unique_ptr<gpu::Rank> rank;
   if (options.model) {
     TRY_ASSIGN(const weights::Checkpoint checkpoint, weights::Checkpoint::open(*options.model));
@@ -163,11 +161,8 @@ Result<std::unique_ptr<gpu::Rank>> start_rank(gpu::Device& device, const Options
   } else {
     TRY_ASSIGN(rank, gpu::Rank::make_synthetic(device, settled.geometry, options.seed, settled.rank, maker, fill));
   }
-  start.weights_s = seconds_since(begin);
-  const Clock::time_point loading = Clock::now();
   const int rows = settled.shape.requests * (settled.geometry.dspark_block_size + 1);
   TRY(rank->prepare(rows, settled.shape.requests));
-  start.program_s = seconds_since(loading);
   return rank;
 }
 
@@ -199,8 +194,7 @@ Result<BenchReport> measure(const Options& options, const Settled& settled) {
   BenchReport report;
   TRY_ASSIGN(const gpu::Kernel read, side_kernel(*device, gpu::read_sources(), gpu::kReadKernelName));
   TRY_ASSIGN(report.bandwidth, gpu::measure_read_bandwidth(*device, read, kReadBytes, kReadRepeats));
-  Start start;
-  TRY_ASSIGN(const std::unique_ptr<gpu::Rank> rank, start_rank(*device, options, settled, start));
+  TRY_ASSIGN(const std::unique_ptr<gpu::Rank> rank, start_rank(*device, options, settled, report.start.programs));
   TRY_ASSIGN(report.figures, measure_steps(*device, *rank, settled.shape));
   TRY(add_model(settled, *rank, report));
   report.date = utc_now();
@@ -215,12 +209,10 @@ Result<BenchReport> measure(const Options& options, const Settled& settled) {
   report.engram_rows = rank->pinned_engram_rows();
   for (const int64_t rows : settled.geometry.engram_num_embeddings) report.engram_rows_all += rows;
   report.shape = settled.shape;
-  report.from_cache = start.program.from_cache;
-  report.program_s = start.program_s;
-  report.weights_s = start.weights_s;
-  report.memory = rank->memory();
-  report.code_bytes = start.program.cubin_bytes;
-  if (!start.program.warning.empty()) fmt::print(stderr, "{}\n", start.program.warning);
+  report.start.load = rank->load_report();
+  report.start.memory = rank->memory();
+  if (const std::string& warning = report.start.load.weights.warning; !warning.empty())
+    fmt::print(stderr, "{}\n", warning);
   return report;
 }
 
@@ -251,6 +243,16 @@ void add_step_options(CLI::App& command, Options& options) {
       .add_option("--laid-by", options.laid_by,
                   "who lays steps out: host, which waits for each, or device, which learns its ids one step late")
       ->capture_default_str();
+  command
+      .add_option(
+          "--delay-us", options.delay_us,
+          "from when a CTA's push to the other ranks is seen until theirs are there, in microseconds; 0: at once")
+      ->capture_default_str();
+  command
+      .add_option(
+          "--packed-cache", options.packed_cache,
+          "with --model: folder of packed weights, or off (default: packed, in the folder of compiled programs)")
+      ->envname(kPackedCacheVariable);
   command.add_option("--seed", options.seed, "of weights, ids and caches")->capture_default_str();
   command.add_option("--steps", options.steps, "steps that are measured")->capture_default_str();
   command.add_option("--warmup", options.warmup, "steps before them")->capture_default_str();

@@ -59,6 +59,7 @@ void add_shape(const BenchReport& r, Fields& out) {
                          {"acceptance", fmt::format("{:.2f}", r.shape.acceptance)},
                          {"cut", std::string(cut_name(r.shape.cut))},
                          {"laid_by", r.shape.device_rounds ? "device" : "host"},
+                         {"peer_delay_us", fmt::format("{:.1f}", r.shape.peer_delay_us)},
                          {"seed", number(r.shape.seed)},
                          {"warmup", number(r.shape.warmup)},
                          {"steps", number(r.shape.steps)},
@@ -95,16 +96,20 @@ void add_bytes(const BenchReport& r, Fields& out) {
 }
 
 void add_start(const BenchReport& r, Fields& out) {
-  out.insert(out.end(), {{"start", r.from_cache ? "warm" : "cold"},
-                         {"program_s", fmt::format("{:.3f}", r.program_s)},
-                         {"weights_s", fmt::format("{:.3f}", r.weights_s)},
+  const gpu::LoadReport& load = r.start.load;
+  out.insert(out.end(), {{"start", r.start.from_cache() ? "warm" : "cold"},
+                         {"program_s", fmt::format("{:.3f}", r.start.program_s())},
+                         {"weights_from", gpu::weights_from_name(load.weights.from)},
+                         {"weights_s", fmt::format("{:.3f}", load.weights_s)},
+                         {"engram_s", fmt::format("{:.3f}", load.engram_s)},
                          {"first_step_ms", ms(r.figures.first_step_ms)},
-                         {"weight_bytes", number(r.memory.weights)},
-                         {"table_bytes", number(r.memory.tables)},
-                         {"pool_bytes", number(r.memory.pools)},
-                         {"arena_bytes", number(r.memory.arena)},
-                         {"pinned_bytes", number(r.memory.pinned)},
-                         {"code_bytes", number(r.code_bytes)}});
+                         {"weight_bytes", number(r.start.memory.weights)},
+                         {"table_bytes", number(r.start.memory.tables)},
+                         {"pool_bytes", number(r.start.memory.pools)},
+                         {"arena_bytes", number(r.start.memory.arena)},
+                         {"pinned_bytes", number(r.start.memory.pinned)},
+                         {"code_bytes", number(r.start.code_bytes())},
+                         {"packed_file_bytes", number(load.weights.file_bytes)}});
 }
 
 Fields fields_of(const BenchReport& report) {
@@ -114,11 +119,6 @@ Fields fields_of(const BenchReport& report) {
   add_bytes(report, out);
   add_start(report, out);
   return out;
-}
-
-std::string size_text(int64_t bytes) {
-  if (bytes >= int64_t{1} << 30) return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
-  return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
 std::string engram_text(const BenchReport& r) {
@@ -153,11 +153,15 @@ std::string bytes_text(const BenchReport& r) {
 }
 
 std::string start_text(const BenchReport& r) {
-  return fmt::format("start          {}: program {:.2f} s, weights {:.2f} s, first step {:.1f} ms\n",
-                     r.from_cache ? "warm" : "cold", r.program_s, r.weights_s, r.figures.first_step_ms) +
-         fmt::format("memory         weights {}, tables {}, pools {}, arena {}, code {}, pinned {}\n",
-                     size_text(r.memory.weights), size_text(r.memory.tables), size_text(r.memory.pools),
-                     size_text(r.memory.arena), size_text(r.code_bytes), size_text(r.memory.pinned));
+  return fmt::format("start          {}, first step {:.1f} ms\nmemory         {}\n", start_words(r.start),
+                     r.figures.first_step_ms, memory_words(r.start));
+}
+
+std::string peers_text(const BenchReport& r) {
+  if (r.tp == 1) return "";
+  if (r.shape.peer_delay_us == 0) return "peers          played: own words at every rank's place, without delay\n";
+  return fmt::format("peers          played: own words at every rank's place, {:.1f} us after they are seen\n",
+                     r.shape.peer_delay_us);
 }
 
 std::string line_of(const Fields& fields, bool names) {
@@ -183,8 +187,7 @@ std::string bench_text(const BenchReport& r) {
          fmt::format("{} requests, {} rows, context {}, acceptance {:.2f}, cut {}, laid out by the {}, {} steps\n",
                      r.shape.requests, r.rows, r.shape.context, r.shape.acceptance, cut_name(r.shape.cut),
                      r.shape.device_rounds ? "device" : "host", r.shape.steps) +
-         (r.tp > 1 ? "peers are played: own values stored at every rank's place, without delay\n" : "") +
-         engram_text(r) + times_text(r) + bytes_text(r) + start_text(r);
+         peers_text(r) + engram_text(r) + times_text(r) + bytes_text(r) + start_text(r);
 }
 
 std::string bench_csv_header() { return line_of(fields_of({}), true); }

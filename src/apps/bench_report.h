@@ -7,6 +7,7 @@
 
 #include "apps/bench_experts.h"
 #include "apps/bench_step.h"
+#include "apps/start_report.h"
 #include "gpu/read_bandwidth.h"
 
 namespace monostep::apps {
@@ -32,11 +33,7 @@ struct BenchReport {
   double model_ms = 0;       // at the measured bandwidth
   double model_experts = 0;  // distinct ones of a backbone layer
 
-  bool from_cache = false;  // the step program: from the folder, or compiled
-  double program_s = 0;     // until it is loaded
-  double weights_s = 0;     // until weights and tables lie on the device
-  gpu::MemoryUse memory;
-  int64_t code_bytes = 0;  // the step program's cubin
+  StartReport start;
 
   // Of the bandwidth, by the bytes that the step streams.
   double share() const { return floor_ms() / figures.step_ms.median; }
@@ -45,6 +42,8 @@ struct BenchReport {
 
 std::string bench_text(const BenchReport& report);
 
+// Columns that say less than their name: `peer_delay_us` 0: peers' words are there with the own ones. `engram_s` empty:
+// within `weights_s`.
 std::string bench_csv_header();  // one line, with its end
 std::string bench_csv_row(const BenchReport& report);
 // Appends a row; a file that is not there or empty gets the header first. Errors: kInvalidArgument where the file

@@ -19,6 +19,7 @@ struct BenchShape {
   float acceptance = 3.51f;
   gpu::Cut cut = gpu::Cut::kStep;
   bool device_rounds = false;  // steps laid out by the device, their ids known one step late; needs Cut::kStep
+  double peer_delay_us = 0;    // from a push to the peers' (one rank: none)
   uint64_t seed = 1;
   int steps = 700;
   int warmup = 50;

@@ -13,6 +13,7 @@
 #include "apps/generate_backend.h"
 #include "apps/generate_options.h"
 #include "apps/generate_report.h"
+#include "apps/gpu_start.h"
 #include "base/integer.h"
 #include "base/mapped_file.h"
 #include "engine/engine.h"
@@ -249,12 +250,13 @@ Status run_to_end(engine::Engine& engine, const Collectors& collectors, Progress
   return {};
 }
 
-Status print_answers(const GenerateOptions& options, const Collectors& collectors) {
+Status print_answers(const GenerateOptions& options, const Collectors& collectors,
+                     const std::optional<StartReport>& start) {
   const bool single = collectors.size() == 1;
   for (size_t request_idx = 0; request_idx < collectors.size(); ++request_idx) {
     const Generation& generation = collectors[request_idx]->generation;
     if (options.json) {
-      TRY(write_out(to_json(generation) + "\n"));
+      TRY(write_out(to_json(generation, start) + "\n"));
       continue;
     }
     const std::string header = fmt::format("--- request {} ---\n", request_idx + 1);
@@ -268,6 +270,7 @@ BackendOptions backend_options_of(const GenerateOptions& options, const Job& job
   BackendOptions out;
   out.backend = options.backend;
   out.mono = options.mono;
+  out.packed_cache = packed_cache_dir(options.packed_cache);
   out.tp = options.tp;
   out.threads = options.threads;
   out.num_slots = job.limits.num_slots;
@@ -281,6 +284,12 @@ BackendOptions backend_options_of(const GenerateOptions& options, const Job& job
   return out;
 }
 
+void show_start(const StartReport& start, Progress& progress) {
+  if (!start.load.weights.warning.empty()) progress.done(start.load.weights.warning);
+  progress.done("start: " + start_words(start));
+  progress.done("memory: " + memory_words(start));
+}
+
 Status run(GenerateOptions& options) {
   TRY_ASSIGN(const Job job, prepare(options));
   const BackendOptions backend_options = backend_options_of(options, job);
@@ -292,12 +301,13 @@ Status run(GenerateOptions& options) {
   TRY_ASSIGN(const ServingBackend serving, make_backend(std::move(choice), backend_options, checkpoint));
   progress.done(fmt::format("loaded {} in {:.1f} s, backend {}", job.model_dir.string(),
                             std::chrono::duration<double>(Clock::now() - start).count(), serving.words));
+  if (serving.start) show_start(*serving.start, progress);
   if (!job.tokenizer && !options.json)
     progress.done("the checkpoint has no tokenizer.json: no text, --json prints ids");
   engine::Engine engine(job.limits, *serving.backend);
   TRY_ASSIGN(const Collectors collectors, submit_all(engine, job, !options.json && job.requests.size() == 1, progress));
   TRY(run_to_end(engine, collectors, progress));
-  return print_answers(options, collectors);
+  return print_answers(options, collectors, serving.start);
 }
 
 }  // namespace

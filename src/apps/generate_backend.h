@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "apps/start_report.h"
 #include "gpu/backend.h"
 #include "program/step.h"
 #include "weights/checkpoint.h"
@@ -20,8 +21,10 @@ struct BackendOptions {
   int num_slots = 0;
   int num_pages = 0;
   int max_context = 0;
-  int prompt_rows = 0;  // of the largest step
-  int decode_rows = 0;  // of all requests
+  int prompt_rows = 0;                 // of the largest step
+  int decode_rows = 0;                 // of all requests
+  std::filesystem::path packed_cache;  // gpu/rank.h
+  gpu::KernelMaker maker;              // of the programs; empty: program_maker()
 };
 
 // Settled before the weights are read.
@@ -32,11 +35,15 @@ struct BackendChoice {
 };
 // Errors: kInvalidArgument; kUnavailable where what was asked for cannot be had.
 Result<BackendChoice> choose_backend(const BackendOptions& options, const model::Geometry& geometry);
+// The same with this device.
+Result<BackendChoice> choose_on_device(std::unique_ptr<gpu::Device> device, const BackendOptions& options,
+                                       const model::Geometry& geometry);
 
 struct ServingBackend {
   std::unique_ptr<gpu::Device> device;  // outlives the backend
   std::unique_ptr<program::Backend> backend;
-  std::string words;  // "cpu, tp 1 (why)"
+  std::string words;                 // "cpu, tp 1 (why)"
+  std::optional<StartReport> start;  // of a gpu
 };
 // The checkpoint must outlive the backend. Where `auto` chose a GPU on which the model cannot be loaded, it is the cpu.
 Result<ServingBackend> make_backend(BackendChoice choice, const BackendOptions& options,

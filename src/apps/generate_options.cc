@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "apps/gpu_start.h"
 #include "gpu/gate.h"
 
 namespace monostep::apps {
@@ -130,6 +131,12 @@ void declare_options(CLI::App& command, GenerateOptions& options) {
                   "one launch a step on the gpu: auto (where it can), on, or off (one launch a stage)")
       ->envname("MONOSTEP_MONO")
       ->capture_default_str();
+  command
+      .add_option(
+          "--packed-cache", options.packed_cache,
+          "folder where weights packed for the gpu are kept for the next start, or off (default: packed, in the "
+          "folder of compiled programs)")
+      ->envname(kPackedCacheVariable);
   command.add_flag("--json", options.json, "print one JSON object a request instead of the text");
 }
 

@@ -26,6 +26,7 @@ struct GenerateOptions {
   std::optional<int> threads;
   std::string backend = "auto";
   std::string mono = "auto";
+  std::string packed_cache;  // apps/gpu_start.h
   bool ignore_eos = false;
   bool json = false;
 

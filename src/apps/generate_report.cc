@@ -55,7 +55,7 @@ double Generation::tokens_per_step() const {
   return num_steps > 1 ? static_cast<double>(token_ids.size() - 1) / (num_steps - 1) : 1;
 }
 
-std::string to_json(const Generation& generation) {
+std::string to_json(const Generation& generation, const std::optional<StartReport>& start) {
   std::string out = "{\"token_ids\": [";
   const char* separator = "";
   for (const int32_t token : generation.token_ids) {
@@ -67,6 +67,7 @@ std::string to_json(const Generation& generation) {
   append_json_string(out, generation.text, true);
   out += ", \"stats\": ";
   append_stats(out, generation);
+  if (start) out += ", \"start\": " + start_json(*start);
   return out + "}";
 }
 

@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "apps/start_report.h"
 #include "engine/sequence.h"
 
 namespace monostep::apps {
@@ -26,8 +28,9 @@ struct Generation {  // one request's answer
   double tokens_per_step() const;    // of the steps after the first; 1 where there is one
 };
 
-// {"token_ids": [...], "text": "...", "stats": {...}}, ASCII, without the newline.
-std::string to_json(const Generation& generation);
+// {"token_ids": [...], "text": "...", "stats": {...}, "start": {...}}, ASCII, without the newline; "start" where there
+// is one.
+std::string to_json(const Generation& generation, const std::optional<StartReport>& start);
 
 // Lines for a person.
 std::string to_table(const Generation& generation);

@@ -21,17 +21,37 @@ constexpr auto kWatchPace = std::chrono::microseconds(100);
 
 }  // namespace
 
+Status GpuBackend::prepare(int num_rows, int num_requests) {
+  if (lost_) return *lost_;
+  return rank_->prepare(num_rows, num_requests);
+}
+
+// The first reason stays.
+Error GpuBackend::lose(Error why) {
+  if (!lost_) {
+    lost_ = std::move(why);
+    device_.abandon(*lost_);
+  }
+  return *lost_;
+}
+
 Result<program::Ticket> GpuBackend::decode(const program::StepInputs& inputs) {
   const RankOptions& rank = rank_->options();
   TRY(program::check_step(inputs, rank_->geometry(), {rank.num_slots, rank.num_pages, rank.max_context}));
-  if (ticket_ > 0 && !result_) TRY(wait(ticket_));
   if (lost_) return *lost_;
+  if (ticket_ > 0 && !result_) TRY(wait(ticket_));
   inputs_ = inputs;
-  TRY(rank_->begin_step(inputs_, ++epoch_));
-  for (const CallRange& range : program::needed_calls(rank_->band().layout.program(), inputs_)) TRY(launch(range));
+  const Status begun = begin();
+  if (!begun.ok()) return begun.error().code == Code::kDeviceFailed ? lose(begun.error()) : begun.error();
   launched_ = Clock::now();
   result_.reset();
   return ++ticket_;
+}
+
+Status GpuBackend::begin() {
+  TRY(rank_->begin_step(inputs_, ++epoch_));
+  for (const CallRange& range : program::needed_calls(rank_->band().layout.program(), inputs_)) TRY(launch(range));
+  return {};
 }
 
 Status GpuBackend::launch(const CallRange& range) {
@@ -82,11 +102,10 @@ Status GpuBackend::await() {
   rank_->abort();
   TRY_ASSIGN(const bool left, idle_by(Clock::now() + options_.watchdog));
   if (!left) {
-    lost_ = Error{
+    return Error{
         Code::kDeviceFailed,
         fmt::format("the step is not done after {} ms and does not heed its abort word", options_.watchdog.count()),
         "GPU step"};
-    return *lost_;
   }
   const Status report = rank_->finish();
   if (report.ok()) return report;
@@ -125,13 +144,17 @@ Result<StepOutputs> GpuBackend::collect() {
 Result<StepOutputs> GpuBackend::wait(program::Ticket ticket) {
   if (ticket != ticket_ || ticket == 0)
     return Error{Code::kInvalidArgument, "only the latest step can be waited for", "step"};
-  if (!result_) result_ = collect();
+  if (!result_) {
+    result_ = collect();
+    if (!result_->ok() && result_->error().code == Code::kDeviceFailed) result_ = lose(result_->error());
+  }
   return *result_;
 }
 
 void GpuBackend::clear_slot(int state_slot) {
+  if (lost_) return;
   const Status cleared = rank_->clear_slot(state_slot);
-  if (!cleared.ok()) lost_ = cleared.error();
+  if (!cleared.ok()) lose(cleared.error());
 }
 
 }  // namespace monostep::gpu

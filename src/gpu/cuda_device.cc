@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "base/sha256.h"
 #include "gpu/cubin.h"
@@ -46,9 +47,10 @@ Status CudaDevice::start() {
   return check(driver_.stream_create(&stream_, kStreamNonBlocking), "cuStreamCreate");
 }
 
-// After a failed launch these calls fail too; there is nobody left to tell.
+// After a failed launch these calls fail too; there is nobody left to tell. With work that never ends they would wait
+// for it: the end of the process takes everything back.
 CudaDevice::~CudaDevice() {
-  if (context_ == nullptr) return;
+  if (context_ == nullptr || lost_) return;
   driver_.context_set_current(context_);
   for (const DriverGraphExec graph : graphs_) driver_.graph_exec_destroy(graph);
   for (const DriverEvent event : events_) {
@@ -70,7 +72,15 @@ Status CudaDevice::check(DriverStatus status, std::string_view call, std::string
   return error(status, call, detail);
 }
 
-Status CudaDevice::activate() { return check(driver_.context_set_current(context_), "cuCtxSetCurrent"); }
+Status CudaDevice::activate() {
+  if (lost_) return *lost_;
+  return check(driver_.context_set_current(context_), "cuCtxSetCurrent");
+}
+
+void CudaDevice::abandon(Error why) {
+  capturing_ = false;
+  if (!lost_) lost_ = std::move(why);
+}
 
 Result<int> CudaDevice::attribute(DeviceAttribute attribute) const {
   int value = 0;
@@ -143,6 +153,13 @@ Status CudaDevice::upload(DevicePtr to, const void* from, int64_t num_bytes) {
   TRY(activate());
   TRY(check(driver_.memcpy_to_device(to, from, static_cast<size_t>(num_bytes), stream_), "cuMemcpyHtoDAsync"));
   return check(driver_.stream_synchronize(stream_), "cuStreamSynchronize after cuMemcpyHtoDAsync");
+}
+
+Status CudaDevice::upload_later(DevicePtr to, const std::byte* from, int64_t num_bytes) {
+  CHECK(!capturing_, "a copy of a step's data while a graph is captured");
+  if (num_bytes == 0) return {};
+  TRY(activate());
+  return check(driver_.memcpy_to_device(to, from, static_cast<size_t>(num_bytes), stream_), "cuMemcpyHtoDAsync");
 }
 
 Status CudaDevice::download(void* to, DevicePtr from, int64_t num_bytes) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,7 @@ class CudaDevice final : public Device {
   Result<MappedMemory> allocate_mapped(int64_t num_bytes) override;
   void free_mapped(const MappedMemory& memory) override;
   Status upload(DevicePtr to, const void* from, int64_t num_bytes) override;
+  Status upload_later(DevicePtr to, const std::byte* from, int64_t num_bytes) override;
   Status download(void* to, DevicePtr from, int64_t num_bytes) override;
   Status fill(DevicePtr to, uint8_t value, int64_t num_bytes) override;
   Result<Kernel> load(std::span<const std::byte> cubin, const char* name) override;
@@ -36,6 +38,7 @@ class CudaDevice final : public Device {
   Status begin_capture() override;
   Result<Graph> end_capture() override;
   Status launch(Graph graph) override;
+  void abandon(Error why) override;
 
  private:
   struct LoadedModule {
@@ -66,6 +69,7 @@ class CudaDevice final : public Device {
   DriverContext context_ = nullptr;
   DriverStream stream_ = nullptr;
   bool capturing_ = false;
+  std::optional<Error> lost_;
   std::vector<DriverEvent> events_;  // by event_idx; null until recorded
   std::vector<LoadedModule> modules_;
   std::vector<LoadedKernel> kernels_;    // Kernel.handle is the index + 1

@@ -1,7 +1,7 @@
 // Device: one GPU as the launcher sees it: memory, copies, kernels, events and captured graphs on one stream.
 // CudaDevice implements it over the driver; the emulator of the tests implements it on the host. A device is used by
-// one thread at a time. Work is done in call order; launch, fill and record return before their work is done, all
-// others after it.
+// one thread at a time. Work is done in call order; launch, fill, record and upload_later return before their work is
+// done, all others after it.
 #pragma once
 
 #include <cstddef>
@@ -68,6 +68,8 @@ class Device {
 
   // Behind all earlier work, and done when they return. Never while a graph is captured.
   virtual Status upload(DevicePtr to, const void* from, int64_t num_bytes) = 0;
+  // Returns at once: `from` is mapped memory of this device and stays as it is until the work is done.
+  virtual Status upload_later(DevicePtr to, const std::byte* from, int64_t num_bytes) = 0;
   virtual Status download(void* to, DevicePtr from, int64_t num_bytes) = 0;
   virtual Status fill(DevicePtr to, uint8_t value, int64_t num_bytes) = 0;
 
@@ -88,6 +90,10 @@ class Device {
   virtual Status begin_capture() = 0;
   virtual Result<Graph> end_capture() = 0;
   virtual Status launch(Graph graph) = 0;
+
+  // The device does not answer: from now on every call fails at once with `why`, and memory is not given back, since
+  // work that never ends may still use it and freeing would wait for it.
+  virtual void abandon(Error why) = 0;
 };
 
 // Device memory that is freed when the object goes; the device must outlive it.

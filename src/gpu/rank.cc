@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -14,6 +15,7 @@
 #include "model/inventory.h"
 #include "model/rope.h"
 #include "weights/pack.h"
+#include "weights/parallel.h"
 #include "weights/recipe.h"
 #include "weights/synthetic_pack.h"
 
@@ -44,6 +46,19 @@ std::string markov_table(const model::Geometry& geometry) {
   return geometry.prefix(geometry.num_layers() - 1) + "markov_head.embed.weight";
 }
 
+// As many bytes as the table has, on several threads: most of them come from the disk.
+void copy_table(std::span<const std::byte> from, const MappedBuffer& table) {
+  constexpr size_t kPartBytes = 64 << 20;
+  const auto num_bytes = static_cast<size_t>(table.num_bytes());
+  weights::parallel_for(ceil_div(num_bytes, kPartBytes), [&](size_t part) {
+    const size_t begin = part * kPartBytes;
+    std::memcpy(table.host() + begin, from.data() + begin, std::min(kPartBytes, num_bytes - begin));
+  });
+}
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
 }  // namespace
 
 Rank::Rank(Device& device, const model::Geometry& geometry, const RankOptions& options, KernelMaker maker)
@@ -58,9 +73,13 @@ Result<std::unique_ptr<Rank>> Rank::make(Device& device, const weights::Checkpoi
                                          const RankOptions& options, KernelMaker maker) {
   std::unique_ptr<Rank> out(new Rank(device, checkpoint.geometry(), options, std::move(maker)));
   TRY(out->settle());
-  TRY(out->load_weights(checkpoint));
+  const Clock::time_point start = Clock::now();
+  TRY(out->load_packed(checkpoint));
   TRY(out->load_tables(checkpoint));
+  out->load_.weights_s = seconds_since(start);
+  const Clock::time_point engram_start = Clock::now();
   TRY(out->load_engram(checkpoint));
+  out->load_.engram_s = seconds_since(engram_start);
   TRY(out->place_state());
   return out;
 }
@@ -71,9 +90,13 @@ Result<std::unique_ptr<Rank>> Rank::make_synthetic(Device& device, const model::
   std::unique_ptr<Rank> out(new Rank(device, geometry, options, std::move(maker)));
   TRY(out->settle());
   TRY_ASSIGN(const Kernel fill, fill_maker(device));
+  const Clock::time_point start = Clock::now();
   TRY(out->fill_weights(seed, fill));
   TRY(out->fill_tables(seed, fill));
+  out->load_.weights_s = seconds_since(start);
+  const Clock::time_point engram_start = Clock::now();
   TRY(out->fill_engram(seed, fill));
+  out->load_.engram_s = seconds_since(engram_start);
   TRY(out->place_state());
   TRY(device.synchronize());
   return out;
@@ -83,6 +106,7 @@ Status Rank::settle() {
   TRY_ASSIGN(shard_, model::make_shard(geometry_, options_.tp));
   TRY_ASSIGN(const DeviceInfo info, device_.info());
   if (options_.num_ctas == 0) options_.num_ctas = info.num_sms;
+  if (options_.tp == 1 && options_.push == Push::kPlayed) options_.push = Push::kNone;  // there are none to play
   return {};
 }
 
@@ -91,7 +115,11 @@ Status Rank::place_state() {
   TRY_ASSIGN(slots_, Buffer::create(device_, options_.num_slots * slot_layout_.slot_bytes()));
   TRY(device_.fill(pages_.ptr(), 0, pages_.num_bytes()));
   TRY(device_.fill(slots_.ptr(), 0, slots_.num_bytes()));
-  TRY_ASSIGN(page_table_, Buffer::create(device_, int64_t{program::kMaxRequests} * max_pages() * 4));
+  const int64_t page_table_bytes = int64_t{program::kMaxRequests} * max_pages() * 4;
+  TRY_ASSIGN(page_table_, Buffer::create(device_, page_table_bytes));
+  TRY(device_.fill(page_table_.ptr(), 0, page_table_bytes));
+  TRY_ASSIGN(step_data_, MappedBuffer::create(device_, sizeof(StepRecord) + page_table_bytes));
+  std::memset(step_data_.host(), 0, static_cast<size_t>(step_data_.num_bytes()));
   TRY_ASSIGN(step_, Buffer::create(device_, 2 * sizeof(StepRecord)));
   TRY_ASSIGN(outputs_, MappedBuffer::create(device_, 2 * sizeof(StepOutputRecord)));
   std::memset(outputs_.host(), 0, 2 * sizeof(StepOutputRecord));
@@ -111,18 +139,18 @@ Status Rank::place_state() {
   params_.max_pages = max_pages();
   params_.rank = options_.rank;
   params_.push = static_cast<int32_t>(options_.push);
+  params_.push_delay_ns = options_.push_delay_ns;
   params_.poll_limit = options_.poll_limit;
   params_.ring_window = options_.ring_window;
   params_.delay_seed = options_.delay_seed;
   return {};
 }
 
-Status Rank::load_weights(const weights::Checkpoint& checkpoint) {
+Status Rank::load_packed(const weights::Checkpoint& checkpoint) {
   // Every band has the same chunks.
   const program::Layout layout(geometry_, shard_, {program::kBands[0], 1, options_.max_context});
-  std::vector<std::byte> packed(static_cast<size_t>(weights::packed_bytes(weights::packed_runs(layout))));
-  TRY(weights::pack_rank(checkpoint, layout, options_.rank, packed));
-  return upload_new(device_, packed, weights_);
+  TRY_ASSIGN(weights_, load_weights(device_, checkpoint, layout, options_.rank, options_.packed_cache, load_.weights));
+  return {};
 }
 
 Status Rank::load_tables(const weights::Checkpoint& checkpoint) {
@@ -166,8 +194,7 @@ Status Rank::load_engram(const weights::Checkpoint& checkpoint) {
     const char* names[] = {"weight", "scale"};
     for (size_t part = 0; part < 2; ++part) {
       TRY_ASSIGN(MappedBuffer table, MappedBuffer::create(device_, rows * widths[part]));
-      std::memcpy(table.host(), checkpoint.tensor(prefix + names[part]).data.data(),
-                  static_cast<size_t>(rows * widths[part]));
+      copy_table(checkpoint.tensor(prefix + names[part]).data, table);
       *places[part] = table.ptr();
       engram_.push_back(std::move(table));
     }
@@ -282,25 +309,35 @@ Result<Rank::Band*> Rank::band_for(int num_rows, int num_requests) {
   return bands_[band_idx].get();
 }
 
+// Sends what differs from the table on the device; behind a request's pages old ones stay, which nobody reads.
 Status Rank::upload_pages(const program::StepInputs& inputs) {
-  std::vector<int32_t> table(static_cast<size_t>(program::kMaxRequests * max_pages()));
   for (size_t idx = 0; idx < inputs.requests.size(); ++idx) {
-    const std::span<const int32_t> pages = inputs.requests[idx].pages;
-    const size_t count = std::min(pages.size(), static_cast<size_t>(max_pages()));
-    std::copy_n(pages.begin(), count,
-                table.begin() + static_cast<std::ptrdiff_t>(idx * static_cast<size_t>(max_pages())));
+    std::span<const int32_t> pages = inputs.requests[idx].pages;
+    pages = pages.first(std::min(pages.size(), static_cast<size_t>(max_pages())));
+    const size_t row = idx * static_cast<size_t>(max_pages());
+    const std::span<int32_t> known(host_pages() + row, pages.size());
+    const auto begin = static_cast<size_t>(std::ranges::mismatch(pages, known).in1 - pages.begin());
+    size_t end = pages.size();
+    while (end > begin && pages[end - 1] == known[end - 1]) --end;
+    if (begin == end) continue;
+    std::ranges::copy(pages.subspan(begin, end - begin), known.begin() + static_cast<std::ptrdiff_t>(begin));
+    TRY(device_.upload_later(page_table_.ptr() + (row + begin) * sizeof(int32_t),
+                             reinterpret_cast<const std::byte*>(&known[begin]),
+                             static_cast<int64_t>((end - begin) * sizeof(int32_t))));
   }
-  return device_.upload(page_table_.ptr(), table.data(), static_cast<int64_t>(table.size() * sizeof(int32_t)));
+  return {};
 }
 
 Status Rank::begin_step(const program::StepInputs& inputs, uint32_t epoch) {
   TRY_ASSIGN(band_, band_for(static_cast<int>(inputs.rows.size()), static_cast<int>(inputs.requests.size())));
-  const StepRecord record = step_record(inputs, epoch);
+  if (sending_) TRY(device_.synchronize());  // a step that nobody waited for
+  sending_ = true;
+  *host_step() = step_record(inputs, epoch);
   step_parity_ = 0;
   epoch_ = epoch;
   params_.step = step_.ptr();
   params_.previous_step = 0;
-  TRY(device_.upload(step_.ptr(), &record, sizeof(record)));
+  TRY(device_.upload_later(step_.ptr(), step_data_.host(), sizeof(StepRecord)));
   going_.clear();
   for (const program::StepRequest& request : inputs.requests) {
     const int held = static_cast<int>(request.pages.size()) * program::kPageTokens;
@@ -374,7 +411,7 @@ Status Rank::launch(int first, int last) {
   params.last_call = last;
   Launch launch;
   launch.num_ctas = options_.num_ctas;
-  launch.threads = kThreads;
+  launch.threads = options_.push == Push::kPlayed ? kPlayedThreads : kThreads;
   launch.shared_bytes = band_->sizes.shared.total_bytes;
   launch.cooperative = true;
   launch.params = &params;
@@ -419,6 +456,7 @@ std::string Rank::report_text() const {
 
 Status Rank::finish() {
   TRY(device_.synchronize());
+  sending_ = false;
   if (reinterpret_cast<const Report*>(report_.host())->abort == 0) return {};
   const std::string text = report_text();
   std::memset(report_.host(), 0, static_cast<size_t>(report_.num_bytes()));
@@ -481,7 +519,7 @@ MemoryUse Rank::memory() const {
   for (const std::unique_ptr<Band>& band : bands_) {
     if (band) use.arena += band->calls.num_bytes() + band->arena.num_bytes();
   }
-  use.pinned = report_.num_bytes() + outputs_.num_bytes();
+  use.pinned = report_.num_bytes() + outputs_.num_bytes() + step_data_.num_bytes();
   for (const MappedBuffer& table : engram_) use.pinned += table.num_bytes();
   return use;
 }

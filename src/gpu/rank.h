@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "gpu/constants.h"
 #include "gpu/device/records.h"
 #include "gpu/device_api.h"
+#include "gpu/load_weights.h"
 #include "kv/state.h"
 #include "weights/checkpoint.h"
 #include "weights/fill_record.h"
@@ -26,10 +28,12 @@ struct RankOptions {
   int num_slots = program::kMaxRequests;
   int max_context = 4096;
   Push push = Push::kNone;
-  int ring_window = 1 << 20;  // bytes of weights in flight a CTA
-  int poll_limit = 1 << 22;   // looks after which a wait gives up
-  uint32_t delay_seed = 0;    // tests: random sleeps of every CTA before each call; 0: off
-  int64_t engram_bytes = 0;   // of pinned host memory for the Engram tables; 0: all of them
+  int push_delay_ns = 0;               // of Push::kPlayed
+  int ring_window = 1 << 20;           // bytes of weights in flight a CTA
+  int poll_limit = 1 << 22;            // looks after which a wait gives up
+  uint32_t delay_seed = 0;             // tests: random sleeps of every CTA before each call; 0: off
+  int64_t engram_bytes = 0;            // of pinned host memory for the Engram tables; 0: all of them
+  std::filesystem::path packed_cache;  // folder of packed weights; empty: none are read or kept
 };
 
 // Makes the kernel of a program: by NVRTC, or for the emulator.
@@ -46,6 +50,13 @@ struct MemoryUse {
   int64_t pools = 0;    // pages, slots, page table
   int64_t arena = 0;    // regions and records of all bands
   int64_t pinned = 0;   // of the host: Engram tables and reports
+};
+
+// How the model came onto the device.
+struct LoadReport {
+  WeightsLoad weights;
+  double weights_s = 0;  // weights and tables, but for Engram's
+  double engram_s = 0;
 };
 
 class Rank {
@@ -111,12 +122,13 @@ class Rank {
   // Bytes of the packed weights from an offset that a ChunkRun names.
   Status read_weights(int64_t offset, std::span<std::byte> bytes);
   MemoryUse memory() const;
+  const LoadReport& load_report() const { return load_; }
   int64_t pinned_engram_rows() const;  // of all Engram layers
 
  private:
   Rank(Device& device, const model::Geometry& geometry, const RankOptions& options, KernelMaker maker);
   Status settle();
-  Status load_weights(const weights::Checkpoint& checkpoint);
+  Status load_packed(const weights::Checkpoint& checkpoint);
   Status load_tables(const weights::Checkpoint& checkpoint);
   Status load_engram(const weights::Checkpoint& checkpoint);
   Status fill_weights(uint64_t seed, Kernel fill);
@@ -128,6 +140,8 @@ class Rank {
   Status place_state();
   Result<Band*> band_for(int num_rows, int num_requests);
   Status upload_pages(const program::StepInputs& inputs);
+  StepRecord* host_step() const { return reinterpret_cast<StepRecord*>(step_data_.host()); }
+  int32_t* host_pages() const { return reinterpret_cast<int32_t*>(step_data_.host() + sizeof(StepRecord)); }
   std::string report_text() const;
   int max_pages() const { return ceil_div(options_.max_context, program::kPageTokens); }
 
@@ -142,6 +156,7 @@ class Rank {
   Band* band_ = nullptr;   // of the step
   bool prepared_ = false;  // prepare() was called
   KernelParams params_ = {};
+  LoadReport load_;
   struct Going {  // a request of the last step
     int state_slot = -1;
     bool drafts = false;
@@ -152,6 +167,9 @@ class Rank {
   int step_parity_ = 0;  // the half of step_ that holds it
   Buffer weights_, embed_, markov_embed_, classes_, rope_, hash_, pages_, slots_, page_table_, step_, image_rows_;
   std::vector<MappedBuffer> engram_;  // [Engram layers x (codes, scales)]
+  // What begin_step sends: a StepRecord, then the page table as it is on the device, int32 [kMaxRequests][max_pages].
+  MappedBuffer step_data_;
+  bool sending_ = false;  // it may still be read
   MappedBuffer report_;
   MappedBuffer outputs_;
 };

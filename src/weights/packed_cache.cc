@@ -29,9 +29,9 @@
 namespace monostep::weights {
 namespace {
 
-constexpr int64_t kPartBytes = 64 << 20;  // of the data, under one digest
-constexpr int64_t kPageBytes = 4096;      // where a map may start
-constexpr size_t kDigestChars = 64;       // SHA-256, lower-case hex
+constexpr int64_t kPartBytes = PackedCache::kPartBytes;
+constexpr int64_t kPageBytes = 4096;  // where a map may start
+constexpr size_t kDigestChars = 64;   // SHA-256, lower-case hex
 constexpr std::string_view kMagic = "MSTPPACK";
 
 struct Header {
@@ -236,6 +236,11 @@ Status PackedCache::write(const std::filesystem::path& dir, const PackedKey& key
   std::error_code error;
   std::filesystem::create_directories(dir, error);
   if (error) return system_error(Code::kExhausted, dir, "cannot make the folder", error.value());
+  const auto num_bytes = static_cast<uint64_t>(file_bytes(key));
+  const std::filesystem::space_info space = std::filesystem::space(dir, error);
+  if (!error && num_bytes > space.available / 2)
+    return Error{Code::kExhausted, fmt::format("{} bytes to write, and {} free", num_bytes, space.available),
+                 dir.string()};
   NewFile file(dir / packed_file_name(key), file_bytes(key));
   TRY(file.open());
   TRY(fill(file.bytes().subspan(static_cast<size_t>(data_offset(key)))));
@@ -270,22 +275,41 @@ Result<PackedCache> PackedCache::open(const std::filesystem::path& path, const P
   return cache;
 }
 
+size_t PackedCache::num_parts() const {
+  return static_cast<size_t>(ceil_div(static_cast<int64_t>(data_.size()), kPartBytes));
+}
+
+bool PackedCache::holds(size_t part, std::span<const std::byte> bytes) const {
+  const std::byte* digest = file_.bytes().data() + sizeof(Header) + part * kDigestChars;
+  return std::memcmp(sha256_hex(bytes).data(), digest, kDigestChars) == 0;
+}
+
+Error PackedCache::damaged(size_t part) const {
+  const size_t begin = part * kPartBytes;
+  return {Code::kCorrupt,
+          fmt::format("data bytes {} to {} differ from their digest", begin, begin + part_of(data_, part).size() - 1),
+          path_.string()};
+}
+
+Status PackedCache::read_part(size_t part, std::span<std::byte> out) const {
+  const std::span<const std::byte> from = part_of(data_, part);
+  CHECK(out.size() == from.size(), "room for one part");
+  ::madvise(const_cast<std::byte*>(from.data()), from.size(), MADV_WILLNEED);  // all of it at once; only a hint
+  std::memcpy(out.data(), from.data(), from.size());
+  if (holds(part, out)) return {};
+  return damaged(part);
+}
+
 Status PackedCache::verify() const {
-  const std::byte* digests = file_.bytes().data() + sizeof(Header);
-  const auto count = static_cast<size_t>(ceil_div(static_cast<int64_t>(data_.size()), kPartBytes));
+  const size_t count = num_parts();
   std::atomic<size_t> first_damaged = count;
   parallel_for(count, [&](size_t part) {
-    if (std::memcmp(sha256_hex(part_of(data_, part)).data(), digests + part * kDigestChars, kDigestChars) == 0) return;
+    if (holds(part, part_of(data_, part))) return;
     for (size_t seen = first_damaged; part < seen && !first_damaged.compare_exchange_weak(seen, part);) {
     }
   });
-  const size_t damaged = first_damaged;
-  if (damaged == count) return {};
-  const size_t begin = damaged * kPartBytes;
-  return Error{
-      Code::kCorrupt,
-      fmt::format("data bytes {} to {} differ from their digest", begin, begin + part_of(data_, damaged).size() - 1),
-      path_.string()};
+  if (first_damaged == count) return {};
+  return damaged(first_damaged);
 }
 
 }  // namespace monostep::weights

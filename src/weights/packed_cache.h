@@ -42,7 +42,8 @@ class PackedCache {
   // Fills the data of the new file.
   using Fill = std::function<Status(std::span<std::byte> out)>;
   // Makes the folder where it is missing and writes dir/packed_file_name(key), replacing one that is there. Errors: the
-  // fill's, kExhausted (no room), kUnavailable (another process writes the file); no file is left behind then.
+  // fill's, kExhausted (no room: the file may take half of what is free), kUnavailable (another process writes the
+  // file); no file is left behind then. `fill` is not called where the file cannot be made.
   static Status write(const std::filesystem::path& dir, const PackedKey& key, const Fill& fill);
 
   // Errors: kNotFound (no such file), kCorrupt (another size or header, named with expected and found): pack again.
@@ -51,10 +52,21 @@ class PackedCache {
   // The packed bytes, from a page's start on.
   std::span<const std::byte> data() const { return data_; }
 
-  // Reads all data and compares their digests: kCorrupt names the first damaged bytes. open() leaves this out.
+  // The data lie under one digest each part; open() does not read them.
+  static constexpr int64_t kPartBytes = 64 << 20;
+  size_t num_parts() const;
+
+  // Copies a part into `out`, which has its size, and compares its digest: kCorrupt names the damaged bytes. May be
+  // called from several threads.
+  Status read_part(size_t part, std::span<std::byte> out) const;
+
+  // Reads all data and compares their digests: kCorrupt names the first damaged bytes.
   Status verify() const;
 
  private:
+  bool holds(size_t part, std::span<const std::byte> bytes) const;
+  Error damaged(size_t part) const;
+
   std::filesystem::path path_;
   MappedFile file_;
   std::span<const std::byte> data_;

@@ -43,6 +43,8 @@ TEST(BenchCommand, bad_values_are_refused_by_name) {
       {"--steps 2000 --warmup 48", "--warmup: expected 0 to 47"},
       {"--engram-gib -1", "--engram-gib: expected 0 to"},
       {"--sms 0", "--sms: expected 1 to"},
+      {"--delay-us -1", "--delay-us: expected 0 to 1000"},
+      {"--delay-us nan", "--delay-us: expected 0 to 1000"},
       {"--laid-by gpu", "--laid-by"},
       {"--laid-by device --cut layer", "--laid-by"},
   };
@@ -142,7 +144,8 @@ struct Emulated {
     options.num_pages = shape.requests * request_pages(shape);
     options.num_slots = shape.requests;
     options.max_context = request_context(shape);
-    options.push = gpu::Push::kSelf;
+    options.push = shape.peer_delay_us > 0 ? gpu::Push::kPlayed : gpu::Push::kSelf;
+    options.push_delay_ns = static_cast<int>(shape.peer_delay_us * 1e3);
     rank = gpu::Rank::make(device, checkpoint, options, gpu::emulated_maker()).value();
   }
   gpu::EmulatedDevice device;
@@ -219,11 +222,14 @@ TEST(BenchStep, any_rank_of_a_group_runs_with_played_peers) {
   BenchShape shape = tiny_shape();
   shape.steps = 2;
   shape.warmup = 0;
-  for (const int rank_idx : {0, 1}) {
-    Emulated emulated(shape, cpu::micro(), 2, rank_idx);
-    const auto figures = measure_steps(emulated.device, *emulated.rank, shape);
-    ASSERT_TRUE(figures.ok()) << rank_idx << ": " << figures.error().message();
-    expect_figures(*figures, *emulated.rank);
+  for (const double delay_us : {0.0, 2.0}) {
+    shape.peer_delay_us = delay_us;
+    for (const int rank_idx : {0, 1}) {
+      Emulated emulated(shape, cpu::micro(), 2, rank_idx);
+      const auto figures = measure_steps(emulated.device, *emulated.rank, shape);
+      ASSERT_TRUE(figures.ok()) << rank_idx << ": " << figures.error().message();
+      expect_figures(*figures, *emulated.rank);
+    }
   }
 }
 
@@ -238,6 +244,10 @@ BenchReport some_report() {
   report.engram_gib = 8;
   report.engram_rows = 10;
   report.engram_rows_all = 20;
+  report.shape.peer_delay_us = 2;
+  report.start.load.engram_s = 1.5;
+  report.start.load.weights.from = gpu::WeightsFrom::kCache;
+  report.start.load.weights.file_bytes = 77;
   return report;
 }
 
@@ -275,6 +285,10 @@ TEST(BenchReport, a_row_has_a_value_for_each_column) {
   EXPECT_EQ(value("floor_ms"), "2.0000");
   EXPECT_EQ(value("share"), "0.5000");
   EXPECT_EQ(value("read_tb_s"), "4.0000");
+  EXPECT_EQ(value("peer_delay_us"), "2.0");
+  EXPECT_EQ(value("weights_from"), "cache");
+  EXPECT_EQ(value("engram_s"), "1.500");
+  EXPECT_EQ(value("packed_file_bytes"), "77");
 }
 
 TEST(BenchReport, the_text_says_that_engram_rows_are_taken_modulo) {
@@ -284,6 +298,11 @@ TEST(BenchReport, the_text_says_that_engram_rows_are_taken_modulo) {
   EXPECT_NE(bench_text(report).find("50.0 % of the bandwidth"), std::string::npos);
   report.engram_rows = 20;
   EXPECT_EQ(bench_text(report).find("modulo"), std::string::npos);
+  EXPECT_EQ(bench_text(report).find("peers"), std::string::npos);
+  report.tp = 4;
+  EXPECT_NE(bench_text(report).find("2.0 us after they are seen"), std::string::npos);
+  report.shape.peer_delay_us = 0;
+  EXPECT_NE(bench_text(report).find("without delay"), std::string::npos);
 }
 
 TEST(BenchReport, rows_are_appended_below_one_header_and_never_below_another) {
@@ -305,6 +324,9 @@ TEST(BenchReport, rows_are_appended_below_one_header_and_never_below_another) {
 TEST(BenchReport, the_kept_results_have_these_columns) {
   const std::string kept = read_text_file(MONOSTEP_SOURCE_DIR "/bench/results/step.csv", 1 << 24).value();
   EXPECT_EQ(kept.substr(0, kept.find('\n') + 1), bench_csv_header());
+  const size_t num_columns = fields(bench_csv_header()).size();
+  for (size_t at = 0; at < kept.size(); at = kept.find('\n', at) + 1)
+    EXPECT_EQ(fields(kept.substr(at, kept.find('\n', at) + 1 - at)).size(), num_columns) << "at byte " << at;
 }
 
 }  // namespace

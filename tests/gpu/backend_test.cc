@@ -54,7 +54,23 @@ class WatchedDevice : public EmulatedDevice {
     return !held_;
   }
 
+  // Calls that would wait for a device that never answers.
+  Status upload(DevicePtr to, const void* from, int64_t num_bytes) override {
+    ++num_waits;
+    return EmulatedDevice::upload(to, from, num_bytes);
+  }
+  Status synchronize() override {
+    ++num_waits;
+    return EmulatedDevice::synchronize();
+  }
+  void abandon(Error why) override {
+    ++num_abandoned;
+    EmulatedDevice::abandon(std::move(why));
+  }
+
   Fate fate = Fate::kRun;
+  int num_waits = 0;
+  int num_abandoned = 0;
   int num_launches = 0;
   int num_captured = 0;
   int num_graphs = 0;
@@ -236,10 +252,43 @@ TEST(GpuBackend, a_device_that_does_not_heed_the_abort_word_is_lost) {
   gpu.device.fate = WatchedDevice::Fate::kHang;
   const auto ticket = gpu.backend.decode(step_of({{1, prompt(3)}}));
   ASSERT_TRUE(ticket.ok());
-  EXPECT_EQ(gpu.backend.wait(ticket.value()).error().code, Code::kDeviceFailed);
-  const auto next = gpu.backend.decode(step_of({{1, prompt(3)}}));
-  ASSERT_FALSE(next.ok());
-  EXPECT_NE(next.error().text.find("does not heed its abort word"), std::string::npos) << next.error().text;
+  const int num_waits = gpu.device.num_waits;
+  const Error lost = gpu.backend.wait(ticket.value()).error();
+  EXPECT_EQ(lost.message(),
+            "GPU step: the step is not done after 5 ms and does not heed its abort word (device_failed)");
+  EXPECT_EQ(gpu.device.num_abandoned, 1);
+  const int num_launches = gpu.device.num_launches;
+  gpu.backend.clear_slot(1);
+  EXPECT_EQ(gpu.backend.decode(step_of({{1, prompt(3)}})).error().message(), lost.message());
+  EXPECT_EQ(gpu.backend.wait(ticket.value()).error().message(), lost.message());
+  EXPECT_EQ(gpu.backend.prepare(48, 8).error().message(), lost.message());
+  EXPECT_EQ(gpu.device.num_waits, num_waits);
+  EXPECT_EQ(gpu.device.num_launches, num_launches);
+}
+
+// An error of the device while a step runs, as an illegal address is.
+class FailingDevice : public EmulatedDevice {
+ public:
+  FailingDevice() : EmulatedDevice({.num_sms = kCtas, .max_turns = 4'000'000'000}) {}
+  Result<bool> idle() override {
+    if (failing) return Error{Code::kDeviceFailed, "an illegal address", "GPU 0"};
+    return EmulatedDevice::idle();
+  }
+  bool failing = false;
+};
+
+TEST(GpuBackend, a_device_that_failed_gives_the_same_error_ever_after) {
+  FailingDevice device;
+  GpuBackend backend(device, Rank::make(device, cpu::micro(), rank_options(), emulated_maker()).value(), {});
+  decode(backend, {prompt_part(0, prompt(2))});
+  device.failing = true;
+  const auto ticket = backend.decode(step_of({{1, prompt(3)}}));
+  ASSERT_TRUE(ticket.ok());
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_EQ(backend.wait(ticket.value()).error().message(), "GPU 0: an illegal address (device_failed)");
+    EXPECT_EQ(backend.decode(step_of({{1, prompt(3)}})).error().message(), "GPU 0: an illegal address (device_failed)");
+    device.failing = false;
+  }
 }
 
 TEST(GpuBackend, results_that_the_step_did_not_write_are_not_taken) {

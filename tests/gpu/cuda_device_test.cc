@@ -86,6 +86,47 @@ TEST_F(CudaDeviceTest, everything_made_is_destroyed) {
   EXPECT_EQ(fake().num_live, 0);
 }
 
+TEST_F(CudaDeviceTest, an_abandoned_gpu_is_not_called_again) {
+  const Error why{Code::kDeviceFailed, "it hangs", "GPU step"};
+  {
+    const auto device = open();
+    const auto kernel = device->load(recorded_cubin(), "plain");
+    const auto buffer = Buffer::create(*device, 64);
+    const auto mapped = MappedBuffer::create(*device, 64);
+    ASSERT_TRUE(kernel.ok() && buffer.ok() && mapped.ok() && device->record(0).ok());
+    device->abandon(why);
+    device->abandon({Code::kInternal, "later", ""});
+    fake().calls.clear();
+    const Params params = {};
+    char byte = 0;
+    for (const Status& status :
+         {device->upload(buffer->ptr(), &byte, 1), device->upload_later(buffer->ptr(), mapped->host(), 1),
+          device->download(&byte, buffer->ptr(), 1), device->fill(buffer->ptr(), 0, 1),
+          device->launch(*kernel, launch_of(params)), device->synchronize(), device->record(0),
+          device->begin_capture()})
+      EXPECT_EQ(status.ok() ? "" : status.error().message(), why.message());
+    EXPECT_EQ(device->idle().error().message(), why.message());
+    EXPECT_EQ(device->allocate(64).error().message(), why.message());
+    EXPECT_EQ(device->allocate_mapped(64).error().message(), why.message());
+    EXPECT_EQ(device->info().error().message(), why.message());
+  }
+  EXPECT_TRUE(fake().calls.empty()) << fake().calls.front();
+}
+
+TEST_F(CudaDeviceTest, a_later_upload_is_not_waited_for) {
+  const auto device = open();
+  const auto buffer = Buffer::create(*device, 8);
+  const auto mapped = MappedBuffer::create(*device, 8);
+  ASSERT_TRUE(buffer.ok() && mapped.ok());
+  std::memset(mapped->host(), 7, 8);
+  fake().calls.clear();
+  ASSERT_TRUE(device->upload_later(buffer->ptr(), mapped->host(), 8).ok());
+  EXPECT_EQ(FakeDriver::count("stream_synchronize"), 0);
+  std::array<uint8_t, 8> received = {};
+  ASSERT_TRUE(device->download(received.data(), buffer->ptr(), 8).ok());
+  EXPECT_EQ(received, (std::array<uint8_t, 8>{7, 7, 7, 7, 7, 7, 7, 7}));
+}
+
 TEST_F(CudaDeviceTest, info_reports_each_attribute_in_its_field) {
   const auto info = open()->info();
   ASSERT_TRUE(info.ok());

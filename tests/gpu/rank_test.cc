@@ -91,6 +91,63 @@ TEST_F(RankTest, a_kernel_sees_the_calls_the_step_and_the_pages) {
   EXPECT_EQ(seen.page_table[static_cast<size_t>(cpu::kPagesOfSlot) + 1], first(1) + 1);
 }
 
+// Counts bytes that begin_step sends.
+class CountingDevice : public EmulatedDevice {
+ public:
+  using EmulatedDevice::EmulatedDevice;
+  Status upload_later(DevicePtr to, const std::byte* from, int64_t num_bytes) override {
+    sent.push_back(num_bytes);
+    return EmulatedDevice::upload_later(to, from, num_bytes);
+  }
+  Status upload(DevicePtr to, const void* from, int64_t num_bytes) override {
+    ++num_waits;
+    return EmulatedDevice::upload(to, from, num_bytes);
+  }
+  std::vector<int64_t> sent;
+  int num_waits = 0;
+};
+
+TEST_F(RankTest, a_step_sends_its_record_and_the_pages_that_changed_and_waits_for_neither) {
+  CountingDevice device(device_options());
+  const auto rank = Rank::make(device, cpu::micro(), options(), stand_in_maker()).value();
+  program::StepInputs inputs = two_requests();
+  const auto sent_pages = [&](uint32_t epoch) {
+    device.sent.clear();
+    EXPECT_TRUE(rank->begin_step(inputs, epoch).ok());
+    EXPECT_EQ(device.sent.at(0), static_cast<int64_t>(sizeof(StepRecord)));
+    EXPECT_TRUE(rank->launch(0, 1).ok());
+    EXPECT_TRUE(rank->finish().ok());
+    for (size_t idx = 0; idx < inputs.requests.size(); ++idx) {
+      const std::span<const int32_t> pages = inputs.requests[idx].pages;
+      const auto row = seen.page_table.begin() + static_cast<std::ptrdiff_t>(idx) * cpu::kPagesOfSlot;
+      EXPECT_TRUE(std::equal(pages.begin(), pages.end(), row)) << "request " << idx;
+    }
+    EXPECT_EQ(seen.step.epoch, epoch);
+    return std::vector<int64_t>(device.sent.begin() + 1, device.sent.end());
+  };
+  EXPECT_EQ(sent_pages(1).size(), 2u);
+  const int num_waits = device.num_waits;
+  EXPECT_TRUE(sent_pages(2).empty());
+  std::vector<int32_t> other(inputs.requests[1].pages.begin(), inputs.requests[1].pages.end());
+  ++other.back();
+  inputs.requests[1].pages = other;
+  EXPECT_EQ(sent_pages(3), std::vector<int64_t>{4});
+  inputs.requests[1].pages = std::span(other).first(1);
+  EXPECT_TRUE(sent_pages(4).empty());
+  EXPECT_EQ(device.num_waits, num_waits);
+}
+
+TEST_F(RankTest, a_step_that_nobody_waited_for_keeps_what_it_was_sent) {
+  const std::unique_ptr<Rank> rank = made(options());
+  ASSERT_TRUE(rank->begin_step(two_requests(), 1).ok());
+  ASSERT_TRUE(rank->begin_step(cpu::step_of({cpu::Part{2, cpu::prompt(4)}}), 2).ok());
+  ASSERT_TRUE(rank->launch(0, 1).ok());
+  ASSERT_TRUE(rank->finish().ok());
+  EXPECT_EQ(seen.step.epoch, 2u);
+  EXPECT_EQ(seen.step.num_rows, 4);
+  EXPECT_EQ(seen.page_table[0], cpu::pages_of(2)[0]);
+}
+
 TEST_F(RankTest, image_rows_lie_on_the_device) {
   const std::unique_ptr<Rank> rank = made(options());
   program::StepInputs inputs = two_requests();

@@ -24,6 +24,9 @@ class LosingDevice : public Device {
   Status upload(DevicePtr to, const void* from, int64_t num_bytes) override {
     return device_.upload(to, from, num_bytes);
   }
+  Status upload_later(DevicePtr to, const std::byte* from, int64_t num_bytes) override {
+    return device_.upload_later(to, from, num_bytes);
+  }
   Status download(void* to, DevicePtr from, int64_t num_bytes) override {
     return device_.download(to, from, num_bytes);
   }
@@ -42,6 +45,7 @@ class LosingDevice : public Device {
   Status begin_capture() override { return device_.begin_capture(); }
   Result<Graph> end_capture() override { return device_.end_capture(); }
   Status launch(Graph graph) override { return device_.launch(graph); }
+  void abandon(Error why) override { device_.abandon(std::move(why)); }
 
   int num_launches = 0;
   int lost_launch = -1;

@@ -198,8 +198,32 @@ TEST_F(PackedCacheTest, more_bytes_than_the_disk_has_are_refused_and_leave_no_fi
   const Status status = PackedCache::write(dir(), key, fill_with_pattern);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, Code::kExhausted);
-  EXPECT_NE(status.error().text.find("cannot reserve"), std::string::npos) << status.error().text;
+  EXPECT_NE(status.error().text.find(" bytes to write, and "), std::string::npos) << status.error().text;
   EXPECT_TRUE(files().empty());
+}
+
+TEST_F(PackedCacheTest, a_file_that_takes_more_than_half_of_the_free_bytes_is_refused) {
+  const auto free = static_cast<int64_t>(std::filesystem::space(dir_.path()).available);
+  const Status status = PackedCache::write(dir(), small_key(free / 4 * 3), fill_with_pattern);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::kExhausted);
+  EXPECT_TRUE(files().empty());
+}
+
+TEST_F(PackedCacheTest, parts_are_read_with_their_digests) {
+  const PackedKey key = small_key(kPartBytes + 5000);
+  write(key);
+  flip(key, 4096 + static_cast<int64_t>(kPartBytes) + 17);
+  const PackedCache cache = PackedCache::open(path(key), key).value();
+  ASSERT_EQ(cache.num_parts(), 2u);
+  std::vector<std::byte> part(kPartBytes);
+  ASSERT_TRUE(cache.read_part(0, part).ok());
+  EXPECT_TRUE(std::ranges::equal(part, cache.data().first(kPartBytes)));
+  part.resize(5000);
+  const Status damaged = cache.read_part(1, part);
+  ASSERT_FALSE(damaged.ok());
+  EXPECT_EQ(damaged.error().code, Code::kCorrupt);
+  EXPECT_EQ(damaged.error().text, "data bytes 67108864 to 67113863 differ from their digest");
 }
 
 TEST_F(PackedCacheTest, a_folder_that_cannot_be_made_is_refused) {

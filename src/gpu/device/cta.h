@@ -40,6 +40,7 @@ struct Shared {
   uint64_t empty[kRingSlots];
   uint64_t routed;
   int dead;                       // threads that gave the step up
+  int left;                       // 1: the consumers have walked their calls
   Stuck stuck;                    // of the first of them
   uint32_t chunk_idx;             // chunks that the consumers took from the ring, between stages
   uint32_t ring_at;               // bytes of the ring passed, see ring.h
@@ -210,6 +211,16 @@ struct Sink {
   bool all_ranks;
 };
 
+// Whether the own values stand for those of the other ranks.
+inline bool plays_peers(const KernelParams& params) { return params.push >= static_cast<int32_t>(Push::kSelf); }
+
+// Live rows of a call: all target rows of the step; draft rows whose request drafts.
+inline bool live_row(const StepRecord& step, bool draft, int row) {
+  if (!draft) return row < step.num_rows;
+  const int owner = row / constants::kDraftLength;
+  return owner < step.num_requests && (step.requests[owner].flags & kRequestDraft) != 0;
+}
+
 inline uint64_t* arena_pairs(uint64_t arena, uint64_t at) { return reinterpret_cast<uint64_t*>(arena) + at; }
 
 // Puts one word. For regions that every rank reads, `peer_stride` is the distance in words between the ranks' granules
@@ -291,12 +302,7 @@ struct StageContext {
     return record.draft ? row / constants::kDraftLength : cta.shared.step.rows[row].request;
   }
   const RequestRecord& request(int idx) const { return cta.shared.step.requests[idx]; }
-  // Live rows of the call: all target rows of the step; draft rows whose request drafts.
-  bool live(int row) const {
-    if (!record.draft) return row < cta.shared.step.num_rows;
-    const int owner = row / constants::kDraftLength;
-    return owner < cta.shared.step.num_requests && (request(owner).flags & kRequestDraft) != 0;
-  }
+  bool live(int row) const { return live_row(cta.shared.step, record.draft != 0, row); }
 };
 
 }  // namespace monostep::gpu

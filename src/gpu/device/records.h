@@ -139,9 +139,10 @@ struct Report {
 
 // How results that other ranks read are handed over.
 enum class Push : int32_t {
-  kPeers,  // stored into every rank's arena
-  kNone,   // own arena only: peers' granules are filled by the host
-  kSelf,   // peers are played: the own values are stored at every rank's place
+  kPeers,   // stored into every rank's arena
+  kNone,    // own arena only: peers' granules are filled by the host
+  kSelf,    // peers are played: the own values are stored at every rank's place
+  kPlayed,  // the same, some time later, by a warp of its own: launches have kPlayedThreads (peers.h)
 };
 
 // What a CTA did in a call: cycle counts of its SM, and of them those that its first thread waited for weights.
@@ -179,10 +180,10 @@ struct KernelParams {
   int32_t rank;
   int32_t push;
   int32_t pad_class;
-  int32_t poll_limit;   // tries after which a wait gives up by itself; 0: only on abort
-  int32_t ring_window;  // bytes of weights in flight
-  uint32_t delay_seed;  // tests: every CTA sleeps a random while before each call; 0: off
-  int32_t reserved;
+  int32_t poll_limit;     // tries after which a wait gives up by itself; 0: only on abort
+  int32_t ring_window;    // bytes of weights in flight
+  uint32_t delay_seed;    // tests: every CTA sleeps a random while before each call; 0: off
+  int32_t push_delay_ns;  // of Push::kPlayed
 };
 
 }  // namespace monostep::gpu

@@ -7,6 +7,7 @@ namespace monostep::gpu {
 inline constexpr int kWarps = 8;  // consumer warps
 inline constexpr int kConsumers = kWarps * 32;
 inline constexpr int kThreads = kConsumers + 32;  // and one warp that streams the weights
+inline constexpr int kPlayedThreads = kThreads + 32;
 inline constexpr int kTile = 16;
 inline constexpr int kGroup = 32;
 inline constexpr int kPassRows = 8;  // rows of inputs of one MMA

@@ -28,7 +28,7 @@ inline bool run_stage(StageContext<Stage::kSample>& ctx) {
       if (cta.thread == 0) put_word(cta, own, row, 0);
       continue;
     }
-    if (cta.params.rank != 0 && cta.params.push != static_cast<int32_t>(Push::kSelf)) continue;  // kSelf plays rank 0
+    if (cta.params.rank != 0 && !plays_peers(cta.params)) continue;
     const RequestRecord& request = ctx.request(ctx.request_of(row));
     const int position = cta.shared.step.rows[row].position + 1;
     const int token = sample_token(cta, {ctx.read<Region::kLogits>(), row}, request, position);

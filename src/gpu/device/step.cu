@@ -1,6 +1,8 @@
 // The step kernel: one persistent CTA an SM walks the calls of a launch. Eight consumer warps run the stage bodies; one
-// producer warp streams the weights ahead of them. Compiled at load by NVRTC with the constants of one shape.
+// producer warp streams the weights ahead of them; where a launch has one more, it plays the peers. Compiled at load by
+// NVRTC with the constants of one shape.
 #include "gpu/device/next_step.h"
+#include "gpu/device/peers.h"
 #include "gpu/device/stage_attend.h"
 #include "gpu/device/stage_engram_rows.h"
 #include "gpu/device/stage_ffn.h"
@@ -103,6 +105,7 @@ inline void set_up(const KernelParams& params) {
     mbarrier_init(&shared.routed, 1);
     mbarrier_init_fence();
     shared.dead = 0;
+    shared.left = 0;
     shared.chunk_idx = 0;
     shared.ring_at = 0;
     shared.routed_layer = -1;
@@ -150,6 +153,7 @@ inline void consume() {
     call = run_call(shared.calls[call & 1].stage, call);
     bar_sync(1, kConsumers);
   }
+  if (thread_idx() == 0) *const_cast<volatile int*>(&shared.left) = 1;
   report_stuck(shared);
 }
 
@@ -158,9 +162,18 @@ MONOSTEP_NOINLINE inline void produce() {
   Producer(cta, cta.shared.ring_sizes).run();
 }
 
+MONOSTEP_NOINLINE inline void play() { Player(*reinterpret_cast<Shared*>(shared_base())).run(); }
+
+inline constexpr int kMostThreads = constants::kTp > 1 ? kPlayedThreads : kThreads;
+
 inline void step_kernel(const KernelParams& params) {
-  set_up(params);
-  if (thread_idx() < kConsumers) {
+  const int thread = thread_idx();
+  if (thread < kThreads) set_up(params);
+  if constexpr (kMostThreads > kThreads) {
+    if (params.push == static_cast<int32_t>(Push::kPlayed)) bar_sync(2, kPlayedThreads);
+    if (thread >= kThreads) return play();
+  }
+  if (thread < kConsumers) {
     consume();
   } else {
     produce();
@@ -170,7 +183,7 @@ inline void step_kernel(const KernelParams& params) {
 }  // namespace monostep::gpu
 
 #ifndef MONOSTEP_EMULATED
-extern "C" __global__ void __launch_bounds__(monostep::gpu::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(monostep::gpu::kMostThreads, 1)
     monostep_step(const __grid_constant__ monostep::gpu::KernelParams params) {
   monostep::gpu::step_kernel(params);
 }

@@ -103,6 +103,16 @@ Status EmulatedDevice::upload(DevicePtr to, const void* from, int64_t num_bytes)
   return {};
 }
 
+Status EmulatedDevice::upload_later(DevicePtr to, const std::byte* from, int64_t num_bytes) {
+  const auto at = reinterpret_cast<DevicePtr>(from);
+  auto found = memories_.upper_bound(at);
+  const bool inside =
+      found != memories_.begin() && (--found)->second.mapped &&
+      at + static_cast<uint64_t>(num_bytes) <= found->first + static_cast<uint64_t>(found->second.num_bytes);
+  CHECK(inside, "a later upload from memory that is not mapped");
+  return EmulatedDevice::upload(to, from, num_bytes);
+}
+
 Status EmulatedDevice::download(void* to, DevicePtr from, int64_t num_bytes) {
   TRY(check_range(from, num_bytes, "download"));
   if (num_bytes > 0) std::memcpy(to, reinterpret_cast<const void*>(from), static_cast<size_t>(num_bytes));
@@ -157,6 +167,11 @@ Status EmulatedDevice::run(const KeptLaunch& kept) {
 Status EmulatedDevice::fail(Error error) {
   if (!failure_) failure_ = std::move(error);
   return *failure_;
+}
+
+void EmulatedDevice::abandon(Error why) {
+  capturing_ = false;
+  if (!failure_) failure_ = std::move(why);
 }
 
 Status EmulatedDevice::synchronize() {

@@ -44,6 +44,7 @@ class EmulatedDevice : public Device {
   Result<MappedMemory> allocate_mapped(int64_t num_bytes) override;
   void free_mapped(const MappedMemory& memory) override;
   Status upload(DevicePtr to, const void* from, int64_t num_bytes) override;
+  Status upload_later(DevicePtr to, const std::byte* from, int64_t num_bytes) override;
   Status download(void* to, DevicePtr from, int64_t num_bytes) override;
   Status fill(DevicePtr to, uint8_t value, int64_t num_bytes) override;
   Result<Kernel> load(std::span<const std::byte> cubin, const char* name) override;
@@ -56,6 +57,7 @@ class EmulatedDevice : public Device {
   Status begin_capture() override;
   Result<Graph> end_capture() override;
   Status launch(Graph graph) override;
+  void abandon(Error why) override;
 
  private:
   struct Memory {
