@@ -108,8 +108,9 @@ Rows rows_of(Region region) {
     case Region::kFfnMixOut:
     case Region::kQIn:
     case Region::kWindowNew:
-    case Region::kAttnOut: return Rows::kOne;
+    case Region::kAttnPart: return Rows::kOne;
     case Region::kEngramRowsOut:
+    case Region::kAttnOut:
     case Region::kOIn:
     case Region::kExpertIn: return Rows::kPart;
     default: return Rows::kOther;
@@ -119,6 +120,7 @@ Rows rows_of(Region region) {
 // The row of a granule that holds one row or part of one.
 int row_of(const program::Layout& layout, Region region, int granule) {
   const int rows = layout.rows();
+  if (region == Region::kAttnOut) return granule / layout.heads_per_group() % rows;  // [group][row][head]
   return rows_of(region) == Rows::kPart ? granule / (layout.num_granules(region) / rows) : granule % rows;
 }
 

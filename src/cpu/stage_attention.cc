@@ -1,6 +1,6 @@
-// Stages of the attention site: input projections, queries, new cache rows, attention over window and selected groups,
-// output projections. Tasks: output tiles x K-splits (linears), rows (kQNorm, kKvNew), output groups x rows (kAttend),
-// rows x column chunks (kOSum). Formulas: model.md 3.4-3.6.
+// Stages of the attention site but for attention itself (stage_attend.cc): input projections, queries, new cache rows,
+// output projections. Tasks: output tiles x K-splits (linears), rows (kQNorm, kKvNew), rows x column chunks (kOSum).
+// Formulas: model.md 3.4-3.6.
 #include <cmath>
 
 #include "base/math.h"
@@ -38,27 +38,6 @@ void run_tiles(StageContext<S>& ctx, const std::vector<LinearSection>& sections,
     ctx.template put<Out>(task);
   }
 }
-
-// Position of a row: known for target rows, behind the verdict's last committed position for draft rows.
-template <Stage S>
-int position_of(StageContext<S>& ctx, const Row& row) {
-  if (!ctx.draft()) return row.position;
-  return verdict_of(ctx.layout(), ctx.template read<Region::kVerdictOut>(), row.request).last_position + 1 +
-         row.draft_pos;
-}
-
-template <Stage S>
-bool poll_verdicts(StageContext<S>& ctx) {
-  for (const Row& row : ctx.rows()) {
-    if (ctx.draft() && !ctx.template poll<Region::kVerdictOut>(row.request)) return false;
-  }
-  return true;
-}
-
-const uint8_t* record_at(const std::byte* base, int64_t offset) {
-  return reinterpret_cast<const uint8_t*>(base + offset);
-}
-uint8_t* record_at(std::byte* base, int64_t offset) { return reinterpret_cast<uint8_t*>(base + offset); }
 
 }  // namespace
 
@@ -255,196 +234,6 @@ void run_stage(StageContext<Stage::kKvNew>& ctx) {
   }
 }
 
-namespace {
-
-// The keys that a row attends to, in list order; an absent entry has no data.
-struct AttentionList {
-  std::vector<float> keys;    // [entries][head_dim]
-  std::vector<bool> present;  // [entries]
-};
-
-class ListBuilder {
- public:
-  ListBuilder(StageContext<Stage::kAttend>& ctx, const Row& row)
-      : ctx_(ctx),
-        row_(row),
-        request_(ctx.inputs().requests[static_cast<size_t>(row.request)]),
-        width_(ctx.geometry().head_dim) {}
-
-  AttentionList build() {
-    const model::Geometry& g = ctx_.geometry();
-    list_.keys.reserve(static_cast<size_t>((g.sliding_window + std::max(g.index_topk, g.dspark_block_size)) * width_));
-    if (ctx_.draft()) {
-      add_context();
-      for (const Row& other : ctx_.rows()) {
-        if (other.request == row_.request) add(ctx_.read<Region::kWindowNew>() + int64_t{other.idx} * width_);
-      }
-    } else {
-      add_window();
-      if (ctx_.role().ratio > 0) add_selected();
-    }
-    return std::move(list_);
-  }
-
- private:
-  // Room for one more key, to be filled by the caller.
-  std::span<float> next(bool present) {
-    list_.present.push_back(present);
-    list_.keys.resize(list_.keys.size() + static_cast<size_t>(width_));
-    return std::span(list_.keys).last(static_cast<size_t>(width_));
-  }
-  void add(const float* values) { std::copy_n(values, width_, next(true).begin()); }
-  void add_ring(int position) {
-    kv::Pools& pools = ctx_.pools();
-    const std::byte* slot = pools.slot(request_.state_slot);
-    unpack_window(record_at(slot, pools.slot_layout.ring_offset(ctx_.layer_idx(), position)), next(true));
-  }
-  int step_row(int position) const { return request_.first_row + position - request_.first_position; }
-
-  // Oldest to newest; absent positions first while the window fills.
-  void add_window() {
-    for (int position = row_.position - ctx_.geometry().sliding_window + 1; position <= row_.position; ++position) {
-      if (position < 0) {
-        next(false);
-      } else if (position >= request_.first_position) {
-        add(ctx_.read<Region::kWindowNew>() + int64_t{step_row(position)} * width_);
-      } else {
-        add_ring(position);
-      }
-    }
-  }
-
-  void add_selected() {
-    const int32_t topk = ctx_.geometry().index_topk;
-    const float* selected = ctx_.read<Region::kTopk>() + int64_t{row_.idx} * topk;
-    const int ratio = ctx_.role().ratio;
-    for (int idx = 0; idx < topk && int_of(selected[idx]) >= 0; ++idx) {
-      const int group = int_of(selected[idx]);
-      const int closed_at = group * ratio + ratio - 1;
-      if (closed_at >= request_.first_position) {
-        add(ctx_.read<Region::kCompressedNew>() + int64_t{step_row(closed_at)} * width_);
-        continue;
-      }
-      kv::Pools& pools = ctx_.pools();
-      const std::byte* page = pools.page(request_.pages[static_cast<size_t>(closed_at / program::kPageTokens)]);
-      const int in_page = group % (program::kPageTokens / ratio);
-      unpack_compressed(record_at(page, pools.page_layout.compressed_offset(ctx_.role().owner_idx, in_page)),
-                        next(true));
-    }
-  }
-
-  // Draft rows see every context position of the window, in slot order (position mod window).
-  void add_context() {
-    const program::Layout& layout = ctx_.layout();
-    const int last = verdict_of(layout, ctx_.read<Region::kVerdictOut>(), row_.request).last_position;
-    const int window = ctx_.geometry().sliding_window;
-    const int draft_idx = ctx_.layer_idx() - ctx_.geometry().num_hidden_layers;
-    for (int slot = 0; slot < std::min(window, last + 1); ++slot) {
-      const int position = last - (last - slot) % window;
-      if (position >= request_.first_position) {
-        const int64_t at = int64_t{draft_idx} * layout.rows() + step_row(position);
-        add(ctx_.read<Region::kContextNewOut>() + at * width_);
-      } else {
-        add_ring(position);
-      }
-    }
-  }
-
-  StageContext<Stage::kAttend>& ctx_;
-  const Row& row_;
-  const program::StepRequest& request_;
-  int width_;
-  AttentionList list_;
-};
-
-constexpr int kListChunk = 64;
-
-// One head over its list, in chunks with a running maximum; the sink enters the denominator alone. out: [head_dim]
-// before rounding.
-void attend_head(const AttentionList& list, std::span<const float> query, float sink, std::span<float> out) {
-  const int width = static_cast<int>(query.size());
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(width)));
-  float most = -1e30f;
-  float sum = 0;
-  std::fill(out.begin(), out.end(), 0.0f);
-  for (size_t begin = 0; begin < list.present.size(); begin += kListChunk) {
-    const size_t end = std::min(begin + kListChunk, list.present.size());
-    float scores[kListChunk];
-    float next = most;
-    for (size_t entry = begin; entry < end; ++entry) {
-      if (!list.present[entry]) continue;
-      scores[entry - begin] = dot(query.data(), list.keys.data() + entry * query.size(), width) * scale;
-      next = std::max(next, scores[entry - begin]);
-    }
-    const float shrink = exp_f32(most - next);
-    float chunk_sum = 0;
-    for (float& value : out) value *= shrink;
-    for (size_t entry = begin; entry < end; ++entry) {
-      if (!list.present[entry]) continue;
-      const float weight = exp_f32(scores[entry - begin] - next);
-      chunk_sum += weight;
-      add_scaled(out.data(), list.keys.data() + entry * query.size(), round_bf16(weight), width);
-    }
-    sum = sum * shrink + chunk_sum;
-    most = next;
-  }
-  sum += exp_f32(sink - most);
-  for (float& value : out) value /= sum;
-}
-
-bool poll_attend(StageContext<Stage::kAttend>& ctx) {
-  const program::Layout& layout = ctx.layout();
-  if (!poll_verdicts(ctx) || !ctx.poll_rows<Region::kWindowNew>(ctx.rows())) return false;
-  if (ctx.role().ratio > 0 && !ctx.poll_rows<Region::kCompressedNew>(ctx.rows())) return false;
-  if (!ctx.draft()) return true;
-  const int draft_idx = ctx.layer_idx() - ctx.geometry().num_hidden_layers;
-  for (const Row& row : ctx.target_rows()) {
-    const bool wanted = ctx.inputs().requests[static_cast<size_t>(row.request)].context;
-    if (wanted && !ctx.poll<Region::kContextNewOut>(draft_idx * layout.rows() + row.idx)) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
-template <>
-void run_stage(StageContext<Stage::kAttend>& ctx) {
-  const program::Layout& layout = ctx.layout();
-  const model::Geometry& g = ctx.geometry();
-  const int row_tasks = ctx.draft() ? layout.draft_rows() : layout.shape().band;
-  const int heads = layout.heads_per_group();
-  const int q_splits = layout.stage_splits(Stage::kQProj, ctx.layer_idx());
-  if (!poll_attend(ctx)) return;
-  std::vector<AttentionList> lists(static_cast<size_t>(layout.rows()));  // built once a row, used by its groups
-  std::vector<float> query(static_cast<size_t>(g.head_dim));
-  std::vector<float> result(query.size());
-  float* out = ctx.write<Region::kAttnOut>();
-  for (const int task : ctx.tasks()) {
-    const int group = task / row_tasks;
-    const Row* live = live_row(ctx.rows(), task % row_tasks);
-    if (live == nullptr) continue;
-    const Row& row = *live;
-    const int first_tile = group * heads * g.head_dim / kTile;
-    if (!ctx.poll_range<Region::kQPart>(first_tile * q_splits, heads * g.head_dim / kTile * q_splits)) return;
-    if (ctx.role().ratio > 0 && !ctx.poll<Region::kTopk>(row.idx)) return;
-    AttentionList& list = lists[static_cast<size_t>(row.idx)];
-    if (list.present.empty()) list = ListBuilder(ctx, row).build();
-    const auto angles = angles_at(ctx.frequencies(), position_of(ctx, row));
-    for (int head = 0; head < heads; ++head) {
-      const int head_idx = group * heads + head;
-      sum_splits({ctx.read<Region::kQPart>(), layout.rows(), 0, q_splits}, row.idx, head_idx * g.head_dim, query);
-      round_all(query);
-      rotate(query, angles, false);
-      attend_head(list, query, ctx.layer().attn.sink[static_cast<size_t>(head_idx)], result);
-      round_all(result);
-      rotate(result, angles, true);
-      const int64_t at = (int64_t{group} * layout.rows() + row.idx) * heads + head;
-      std::copy(result.begin(), result.end(), out + at * g.head_dim);
-    }
-    ctx.put<Region::kAttnOut>(group * layout.rows() + row.idx);
-  }
-}
-
 template <>
 void run_stage(StageContext<Stage::kWoA>& ctx) {
   const program::Layout& layout = ctx.layout();
@@ -458,8 +247,9 @@ void run_stage(StageContext<Stage::kWoA>& ctx) {
     const int group = task / tasks_per_group;
     Activations& values = inputs[static_cast<size_t>(group)];
     if (values.k == 0) {
+      const int heads = layout.heads_per_group();
       for (const Row& row : ctx.rows()) {
-        if (!ctx.poll<Region::kAttnOut>(group * layout.rows() + row.idx)) return;
+        if (!ctx.poll_range<Region::kAttnOut>((group * layout.rows() + row.idx) * heads, heads)) return;
       }
       const float* from = ctx.read<Region::kAttnOut>() + int64_t{group} * layout.rows() * width;
       values = plain(std::vector<float>(from, from + int64_t{used_rows(ctx.rows())} * width), width);

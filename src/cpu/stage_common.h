@@ -119,4 +119,25 @@ struct VerdictView {
 };
 VerdictView verdict_of(const program::Layout& layout, const float* words, int request);
 
+// Position of a row: known for target rows, behind the verdict's last committed position for draft rows.
+template <Stage S>
+int position_of(StageContext<S>& ctx, const Row& row) {
+  if (!ctx.draft()) return row.position;
+  return verdict_of(ctx.layout(), ctx.template read<Region::kVerdictOut>(), row.request).last_position + 1 +
+         row.draft_pos;
+}
+
+template <Stage S>
+bool poll_verdicts(StageContext<S>& ctx) {
+  for (const Row& row : ctx.rows()) {
+    if (ctx.draft() && !ctx.template poll<Region::kVerdictOut>(row.request)) return false;
+  }
+  return true;
+}
+
+inline const uint8_t* record_at(const std::byte* base, int64_t offset) {
+  return reinterpret_cast<const uint8_t*>(base + offset);
+}
+inline uint8_t* record_at(std::byte* base, int64_t offset) { return reinterpret_cast<uint8_t*>(base + offset); }
+
 }  // namespace monostep::cpu

@@ -34,6 +34,8 @@ void run_stage(StageContext<program::Stage::kIndexSelect>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kAttend>& ctx);
 template <>
+void run_stage(StageContext<program::Stage::kAttnMerge>& ctx);
+template <>
 void run_stage(StageContext<program::Stage::kWoA>& ctx);
 template <>
 void run_stage(StageContext<program::Stage::kOSum>& ctx);

@@ -125,6 +125,7 @@ void add_shape(Header& out, const Layout& layout) {
   out.number("kPageTokens", program::kPageTokens);
   out.number("kHiddenTiles", ceil_div(layout.geometry().hidden_size, program::kTile));
   out.number("kOChunk", layout.o_chunk_width());
+  out.number("kListParts", layout.max_list_parts());
   out.number("kHeadTiles", ceil_div(layout.shard().vocab_rows, program::kTile));
   // Widths of the K slices that tasks take.
   out.number("kHiddenSlice", context_slice(layout));
@@ -207,11 +208,10 @@ int widest_chunk(const Plan& plan) {
 }
 
 int attention_scratch(const model::Geometry& g) {
-  const int entries = g.sliding_window + std::max(g.index_topk, g.dspark_block_size);
   const ScoreSizes scores{program::kScoreChunk, g.index_head_dim, g.index_n_heads, g.qk_rope_head_dim,
                           std::max(g.candidate_topk_blocks, 1)};
-  return std::max({attend_scratch(g.head_dim, g.qk_rope_head_dim, entries), score_scratch(scores, kScoreRows),
-                   kv_scratch(g.head_dim, g.index_head_dim, g.qk_rope_head_dim)});
+  return std::max({attend_scratch(g.head_dim, g.qk_rope_head_dim, program::kListPart),
+                   score_scratch(scores, kScoreRows), kv_scratch(g.head_dim, g.index_head_dim, g.qk_rope_head_dim)});
 }
 
 int scratch_need(const Layout& layout, const Plan& plan, int task_batch, int pairs) {

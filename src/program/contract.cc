@@ -28,8 +28,9 @@ constexpr RegionSet kOutputs = set_of(kDraftLogits, kDraft, kVerdictOut);
 constexpr RegionSet kCarried = set_of(kFfnExchange, kFfnStreams, kFfnMixOut);
 // Polled by some tasks only (rows that closed a group, tokens of an accepted prefix): some granules may have no reader.
 constexpr RegionSet kPolledBySome = set_of(kCompressedNew, kIndexKeyNew, kContextNewOut, kCandidates);
-// A reader's task need not wait for any granule of these (no group is visible yet, so no score is made).
-constexpr RegionSet kMayPollNone = kPolledBySome | set_of(kScores);
+// A reader's task need not wait for any granule of these (no group is visible yet, so no score is made; a part of a
+// list holds only window rows, or only selected groups).
+constexpr RegionSet kMayPollNone = kPolledBySome | set_of(kScores, kWindowNew, kTopk);
 
 bool has(RegionSet set, Region region) { return (set & bit(region)) != 0; }
 

@@ -143,6 +143,20 @@ int Layout::score_chunks(int layer_idx) const {
   return ceil_div(max_groups(program_.roles[static_cast<size_t>(layer_idx)].ratio), kScoreChunk);
 }
 
+int Layout::list_parts(int layer_idx) const {
+  const int ratio = program_.roles[static_cast<size_t>(layer_idx)].ratio;
+  const int behind_window = geometry_.is_draft(layer_idx)
+                                ? geometry_.dspark_block_size
+                                : selected_groups(geometry_.index_topk, ratio, shape_.max_context - 1);
+  return parts_of_list(geometry_.sliding_window + behind_window);
+}
+
+int Layout::max_list_parts() const {
+  int most = 0;
+  for (int layer_idx = 0; layer_idx < geometry_.num_layers(); ++layer_idx) most = std::max(most, list_parts(layer_idx));
+  return most;
+}
+
 int Layout::num_tasks(const Call& call) const {
   const int rows = call.section == Section::kDraft ? draft_rows() : shape_.band;
   switch (call.stage) {
@@ -158,7 +172,8 @@ int Layout::num_tasks(const Call& call) const {
     case Stage::kIndexSelect:
     case Stage::kSample: return rows;
     case Stage::kIndexScore: return shape_.max_requests * score_chunks(call.layer);
-    case Stage::kAttend: return rows * shard_.num_o_groups;
+    case Stage::kAttend: return rows * shard_.num_o_groups * list_parts(call.layer);
+    case Stage::kAttnMerge: return rows * shard_.num_heads;
     case Stage::kWoA:
       return shard_.num_o_groups * stage_tiles(call.stage, call.layer) * stage_splits(call.stage, call.layer);
     case Stage::kExpertUp:
@@ -218,7 +233,8 @@ int Layout::num_granules(Region region) const {
     case Region::kScores: return shape_.max_requests * ceil_div(max_groups(1), kScoreChunk);
     case Region::kAttnInPart: return tiles_and_splits(Stage::kAttnIn);
     case Region::kQPart: return tiles_and_splits(Stage::kQProj);
-    case Region::kAttnOut: return shard_.num_o_groups * rows_;
+    case Region::kAttnPart: return max_list_parts() * shard_.num_o_groups * rows_;
+    case Region::kAttnOut: return rows_ * shard_.num_heads;
     case Region::kOaPart: return shard_.num_o_groups * stage_tiles(Stage::kWoA, 0) * stage_splits(Stage::kWoA, 0);
     case Region::kOIn: return rows_ * o_chunks();
     case Region::kAttnExchange: return shard_.tp * stage_tiles(Stage::kWoB, 0);
@@ -266,6 +282,7 @@ int64_t Layout::region_words(Region region) const {
     case Region::kScores: return rows * max_groups(1);
     case Region::kTopk: return rows * g.index_topk;
     case Region::kCandidates: return rows * std::max(g.candidate_topk_blocks, 1);
+    case Region::kAttnPart: return granules * heads_per_group() * (g.head_dim + 2);
     case Region::kAttnOut: return rows * shard_.num_heads * g.head_dim;
     case Region::kOIn: return granules * o_chunk_width();
     case Region::kExpertPart: {

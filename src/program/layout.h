@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/integer.h"
+#include "program/attention.h"
 #include "program/program.h"
 
 namespace monostep::program {
@@ -105,6 +106,9 @@ class Layout {
   int expert_slots() const { return std::max(geometry_.num_experts_per_tok, geometry_.dspark_num_experts_per_tok); }
   int o_chunk_width() const;  // columns of wo_a's outputs that a task of kOSum sums; a chunk lies in one output group
   int o_chunks() const { return shard_.num_o_groups * (geometry_.o_lora_rank / o_chunk_width()); }  // of a row
+  // Parts of the longest list that a row of a layer may have, and of any layer.
+  int list_parts(int layer_idx) const;
+  int max_list_parts() const;
   int heads_per_group() const { return geometry_.num_attention_heads / geometry_.o_groups; }
   int max_groups(int ratio) const { return shape_.max_context / ratio; }
   int score_chunks(int layer_idx) const;

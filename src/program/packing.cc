@@ -27,7 +27,7 @@ class Lister {
       case Stage::kQNorm: vector("attn.q_norm.weight", Storage::kBf16, geometry_.q_lora_rank); break;
       case Stage::kQProj: q_proj(); break;
       case Stage::kKvNew: kv_new(); break;
-      case Stage::kAttend:
+      case Stage::kAttnMerge:
         vector("attn.attn_sink", Storage::kF32, geometry_.num_attention_heads, Split::kColumns);
         break;
       case Stage::kWoA: wo_a(); break;

@@ -64,7 +64,8 @@ struct FragmentFormat {
 
 // Where an element's code is. The order is that of the A operand of m16n8k16: lane = (row mod 8) x 4 + (k mod 8) / 2
 // holds rows row mod 8 and +8 at k, k + 1, k + 8, k + 9. A lane's FP8 and FP4 codes of 32 K elements are neighbours (16
-// and 8 bytes), its BF16 codes of 16 (16 bytes). Two FP4 codes a byte, even k in the low nibble.
+// and 8 bytes), its BF16 codes of 16 (16 bytes). Two FP4 codes a byte, even k in the low nibble; then the bits of each
+// four bytes are spread (base/numeric.h).
 struct Element {
   int part = 0;
   int tile = 0;

@@ -81,6 +81,7 @@ ItemTask item_task(const Layout& layout, const Call& call, int task) {
     case Stage::kOSum: return {task / layout.o_chunks(), task % layout.o_chunks()};
     case Stage::kExpertAct: return {task / (layout.expert_slots() + 1), task % (layout.expert_slots() + 1)};
     case Stage::kAttend:
+    case Stage::kAttnMerge:
     case Stage::kContextNew: return {task / rows, task % rows};
     case Stage::kIndexScore: {
       const int chunks = layout.score_chunks(call.layer);
@@ -101,7 +102,12 @@ int granule_of(const Layout& layout, const Call& call, Region region, int rank, 
     case Region::kFfnExchange:
     case Region::kLogits:
     case Region::kMarkovTop: return rank * layout.num_tasks(call) + task;
-    case Region::kAttnOut:
+    case Region::kAttnOut: {
+      const ItemTask item = item_task(layout, call, task);
+      const int heads = layout.heads_per_group();
+      return (item.outer / heads * layout.rows() + item.inner) * heads + item.outer % heads;
+    }
+    case Region::kAttnPart:
     case Region::kContextNewOut: {
       const ItemTask item = item_task(layout, call, task);
       return item.outer * layout.rows() + item.inner;

@@ -19,10 +19,11 @@ namespace monostep::program {
 // distinct experts (kExpertUp), a draft layer (kContextProj), and 0 for the other stages of linears.
 TileTask tile_task(const Layout& layout, const Call& call, int task);
 
-// Which part of the work of a stage without linears a task is. `outer`: row (kEngramRows, kOSum, kExpertAct), output
-// group (kAttend), draft layer (kContextNew), request (kIndexScore, kVerdict, kDraftOut), else 0. `inner`: Engram
-// column (kEngramRows), chunk of columns (kOSum), expert slot, the shared expert last (kExpertAct), row (kAttend,
-// kContextNew and the stages of one task a row), score chunk (kIndexScore), slice (the folds). Inner is fastest.
+// Which part of the work of a stage without linears a task is. `outer`: row (kEngramRows, kOSum, kExpertAct), part
+// of a list x output groups + output group (kAttend), head (kAttnMerge), draft layer (kContextNew), request
+// (kIndexScore, kVerdict, kDraftOut), else 0. `inner`: Engram column (kEngramRows), chunk of columns (kOSum), expert
+// slot, the shared expert last (kExpertAct), row (kAttend, kAttnMerge, kContextNew and the stages of one task a row),
+// score chunk (kIndexScore), slice (the folds). Inner is fastest.
 struct ItemTask {
   int outer = 0;
   int inner = 0;

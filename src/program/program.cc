@@ -83,6 +83,7 @@ class Builder {
     if (role.ratio > 0) reads |= set_of(kCompressedNew, kTopk);
     if (role.draft) reads |= set_of(kContextNewOut) | positions;
     add(Stage::kAttend, layer_idx, section, reads);
+    add(Stage::kAttnMerge, layer_idx, section, set_of(kAttnPart) | positions);
     add(Stage::kWoA, layer_idx, section, set_of(kAttnOut));
     add(Stage::kOSum, layer_idx, section, set_of(kOaPart));
     add(Stage::kWoB, layer_idx, section, set_of(kOIn));

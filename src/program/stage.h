@@ -22,7 +22,8 @@ enum class Stage : uint8_t {
   kKvNew,        // window row, compressed row and index key of each row; writes rings, pages and pending rows
   kIndexScore,   // index scores of a request's rows over the visible groups
   kIndexSelect,  // top-k groups of a row, and the kept candidates at the candidate source
-  kAttend,       // attention over window and selected groups, inverse RoPE
+  kAttend,       // attention of an output group's heads over a part of a row's list of window and selected groups
+  kAttnMerge,    // a head's parts and its sink added up, inverse RoPE
   kWoA,          // grouped output projection
   kOSum,         // some of a row's columns of wo_a: K slices summed
   kWoB,          // its second half; partial sums pushed to all ranks (exchange)
@@ -63,6 +64,7 @@ enum class Region : uint8_t {
   kScores,         // index scores
   kTopk,           // selected groups, ascending, -1 behind
   kCandidates,     // kept candidate groups of groups, ascending, -1 behind
+  kAttnPart,       // running maximum, sum and values of each part of a list
   kAttnOut,        // attention output of each head
   kOaPart,         // partial sums of wo_a
   kOIn,            // outputs of wo_a
@@ -155,7 +157,8 @@ constexpr std::array<RegionDecl, kNumRegions> region_table() {
   set(kScores, {S::kIndexScore, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kOne, "scores"});
   set(kTopk, {S::kIndexSelect, Scope::kRank, Word::kI32, Compare::kBits, Copies::kIndexSource, "topk"});
   set(kCandidates, {S::kIndexSelect, Scope::kRank, Word::kI32, Compare::kBits, Copies::kOne, "candidates"});
-  set(kAttnOut, {S::kAttend, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "attn_out"});
+  set(kAttnPart, {S::kAttend, Scope::kRank, Word::kF32, Compare::kBound, Copies::kOne, "attn_part"});
+  set(kAttnOut, {S::kAttnMerge, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "attn_out"});
   set(kOaPart, {S::kWoA, Scope::kRank, Word::kF32, Compare::kBound, Copies::kParity, "o_a_part"});
   set(kOIn, {S::kOSum, Scope::kRank, Word::kBF16, Compare::kBound, Copies::kParity, "o_in"});
   set(kAttnExchange, {S::kWoB, Scope::kAllRanks, Word::kF32, Compare::kBound, Copies::kParity, "attn_exchange"});
@@ -200,8 +203,9 @@ constexpr std::array<StageDecl, kNumStages> stage_table() {
   set(S::kIndexScore,
       {set_of(kQPart, kAttnInPart, kIndexKeyNew, kCandidates), set_of(kIndexKeyNew), set_of(kScores), "index_score"});
   set(S::kIndexSelect, {set_of(kScores), 0, set_of(kTopk, kCandidates), "index_select"});
-  set(S::kAttend, {set_of(kQPart, kWindowNew, kCompressedNew, kTopk, kContextNewOut, kVerdictOut), set_of(kWindowNew),
-                   set_of(kAttnOut), "attend"});
+  set(S::kAttend,
+      {set_of(kQPart, kWindowNew, kCompressedNew, kTopk, kContextNewOut, kVerdictOut), 0, set_of(kAttnPart), "attend"});
+  set(S::kAttnMerge, {set_of(kAttnPart, kVerdictOut), 0, set_of(kAttnOut), "attn_merge"});
   set(S::kWoA, {set_of(kAttnOut), 0, set_of(kOaPart), "wo_a"});
   set(S::kOSum, {set_of(kOaPart), 0, set_of(kOIn), "o_sum"});
   set(S::kWoB, {set_of(kOIn), set_of(kOIn), set_of(kAttnExchange), "wo_b"});

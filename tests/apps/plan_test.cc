@@ -56,10 +56,10 @@ TEST(PlanCommand, json_holds_time_caches_and_handoffs) {
   EXPECT_NEAR(floor_ms, double(int64_t(root["totals"]["bytes"])) / 4.7e12 * 1e3, 1e-9);
   EXPECT_NEAR(double(int64_t(root["totals"]["kv_bytes"])), 10.19e6, 0.1e6);
   EXPECT_EQ(double(root["distinct_experts"]), 24.0);
-  EXPECT_EQ(int64_t(root["handoffs_per_layer"]["local"]), 11);
+  EXPECT_EQ(int64_t(root["handoffs_per_layer"]["local"]), 12);
   EXPECT_EQ(int64_t(root["handoffs_per_layer"]["cross_rank"]), 2);
-  EXPECT_EQ(int64_t(root["handoffs_per_layer"]["index_local"]), 13);
-  EXPECT_EQ(int64_t(root["handoffs_per_layer"]["engram_local"]), 12);
+  EXPECT_EQ(int64_t(root["handoffs_per_layer"]["index_local"]), 14);
+  EXPECT_EQ(int64_t(root["handoffs_per_layer"]["engram_local"]), 13);
   EXPECT_GT(int64_t(root["totals"]["bytes_replicated"]), int64_t(root["totals"]["bytes"]));
 }
 

@@ -60,6 +60,20 @@ inline const weights::Checkpoint& wide() {
   return checkpoint;
 }
 
+// Attention lists of two parts, in the backbone from the first positions on and in the draft behind a full window, and
+// of three at position 130 of a ratio-1 layer.
+inline model::Geometry long_list_geometry() {
+  model::Geometry g = micro_geometry();
+  g.sliding_window = 126;
+  g.index_topk = 140;
+  g.candidate_topk_blocks = 40;
+  return g;
+}
+inline const weights::Checkpoint& long_lists() {
+  static const weights::Checkpoint checkpoint = made_checkpoint(long_list_geometry(), 3);
+  return checkpoint;
+}
+
 inline constexpr int kContext = 128;
 inline constexpr int kPagesOfSlot = kContext / program::kPageTokens;
 inline constexpr int kSlots = program::kMaxRequests;

@@ -101,6 +101,7 @@ TEST(Constants, the_header_says_each_thing_once_and_as_layout_and_plan_say_it) {
   EXPECT_EQ(number("kTp"), 4);
   EXPECT_EQ(number("kBand"), 24);
   EXPECT_EQ(number("kRows"), program.layout.rows());
+  EXPECT_EQ(number("kListParts"), program.layout.max_list_parts());
   EXPECT_EQ(number("kRankVocab"), program.layout.shard().vocab_rows);
   EXPECT_EQ(number("kMaxGroups"), 8192);
   EXPECT_EQ(number("kTagBits"), program.plan.tag_bits());

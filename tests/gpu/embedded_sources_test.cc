@@ -23,8 +23,8 @@ TEST(EmbeddedSources, hold_the_bytes_of_the_tree) {
 }
 
 TEST(EmbeddedSources, are_all_files_of_the_device_folder_and_the_headers_it_includes) {
-  std::set<std::string> expected = {"base/math.h", "base/numeric.h", "base/philox.h", "program/stage.h",
-                                    "weights/fill_record.h"};
+  std::set<std::string> expected = {"base/math.h",         "base/numeric.h",  "base/philox.h",
+                                    "program/attention.h", "program/stage.h", "weights/fill_record.h"};
   for (const auto& entry : std::filesystem::directory_iterator(kSrc / "gpu" / "device")) {
     const std::string extension = entry.path().extension();
     if (extension == ".h" || extension == ".cu") expected.insert("gpu/device/" + entry.path().filename().string());

@@ -58,6 +58,18 @@ TEST(ProgramCuts, every_cta_count_gives_the_same_bits) {
   }
 }
 
+// Lists of one and of two parts in one step.
+TEST(ProgramCuts, attention_lists_of_several_parts_give_the_same_bits) {
+  HarnessOptions options;
+  options.checkpoint = &cpu::long_lists();
+  const std::vector<cpu::State> wanted = states_of(options);
+  options.num_ctas = 7;
+  EXPECT_EQ(cpu::first_difference(wanted, states_of(options)), "");
+  options.cut = Cut::kStage;
+  options.num_ctas = 2;
+  EXPECT_EQ(cpu::first_difference(wanted, states_of(options)), "");
+}
+
 TEST(ProgramCuts, every_order_of_ctas_gives_the_same_bits) {
   const uint64_t last_seed = long_tests() ? 30 : 3;
   for (uint64_t seed = 1; seed <= last_seed; ++seed) {

@@ -62,15 +62,13 @@ struct Comparison {
 };
 
 // The size whose bf16 unit a word may be off. Outputs of the attention are rounded, rotated in pairs and rounded again:
-// a unit of the larger value of a pair reaches both. They are also sums of keys whose weights are rounded to bf16
-// first: a weight that falls the other way moves them by a unit of the keys' size, however small the sum is.
-inline float rounded_size(Region region, std::span<const float> wanted, std::span<const float> found, size_t idx,
-                          double rms) {
+// a unit of the larger value of a pair reaches both.
+inline float rounded_size(Region region, std::span<const float> wanted, std::span<const float> found, size_t idx) {
   const float own = std::max(std::fabs(wanted[idx]), std::fabs(found[idx]));
   if (region != Region::kAttnOut) return own;
   const size_t other = idx ^ 1;
   const bool paired = other < wanted.size() && std::isfinite(wanted[other]);
-  return std::max(paired ? std::hypot(own, wanted[other]) : own, static_cast<float>(rms));
+  return paired ? std::hypot(own, wanted[other]) : own;
 }
 
 // The share of the tight bound that a word's error takes; 0 for equal bits, infinity where no error is allowed.
@@ -84,9 +82,12 @@ inline double error_ratio(WordRule rule, float wanted, float found, double rms, 
 }
 
 // How many words a rounding that fell the other way may touch: bf16 words themselves, and fp32 words that the call
-// computes from values that it rounds. One value of a slice of streams reaches all mHC products of its row.
+// computes from values that it rounds. One value of a slice of streams reaches all mHC products of its row, and one
+// weight of a key all values of its head.
 inline double rounded_share(Region region) {
-  return region == Region::kAttnMixPart || region == Region::kFfnMixPart ? 0.1 : 0.01;
+  const bool reaches_many =
+      region == Region::kAttnMixPart || region == Region::kFfnMixPart || region == Region::kAttnPart;
+  return reaches_many ? 0.1 : 0.01;
 }
 
 inline std::vector<double> column_rms(std::span<const float> words, int columns) {
@@ -126,7 +127,7 @@ inline Comparison compare_region(const program::Layout& layout, Region region, s
     const size_t column = idx % rms.size();
     const WordRule rule = rule_of(layout, region, static_cast<int>(column));
     const double ratio =
-        error_ratio(rule, wanted[idx], found[idx], rms[column], rounded_size(region, wanted, found, idx, rms[column]));
+        error_ratio(rule, wanted[idx], found[idx], rms[column], rounded_size(region, wanted, found, idx));
     if (!same_bits(wanted[idx], kPoison)) ++out.live;
     if (!same_bits(wanted[idx], found[idx])) ++out.differing;
     const bool flipped = rule == WordRule::kBF16 ? ratio > 0 : ratio > 1;

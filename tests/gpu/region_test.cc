@@ -145,6 +145,20 @@ TEST_F(Regions, contexts_past_topk_and_candidates_agree_over_several_score_chunk
   print(harness);
 }
 
+// Up to three parts in the backbone, two in the draft.
+TEST_F(Regions, attention_lists_of_several_parts_agree) {
+  HarnessOptions options;
+  options.checkpoint = &cpu::long_lists();
+  options.max_context = 192;
+  RegionHarness harness(options);
+  harness.step({prompt_of(1, 6)});  // lists of 127 to 132 entries
+  harness.fill(1, 141);
+  harness.step({decode_of(1, 5), prompt_of(2, 2)});
+  harness.step({decode_of(1, 3), prompt_of(2, 3)});
+  EXPECT_EQ(harness.machine().layout().max_list_parts(), 3);
+  print(harness);
+}
+
 TEST_F(Regions, image_rows_agree) {
   RegionHarness harness;
   Ask first = prompt_of(1, 6);

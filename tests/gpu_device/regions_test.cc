@@ -36,7 +36,7 @@ class DeviceRegions : public OnDevice {
   }
   static bool of_the_index(Stage stage) {
     return stage == Stage::kKvNew || stage == Stage::kIndexScore || stage == Stage::kIndexSelect ||
-           stage == Stage::kAttend;
+           stage == Stage::kAttend || stage == Stage::kAttnMerge;
   }
 };
 

@@ -136,8 +136,10 @@ TEST(Tasks, items_are_numbered_with_the_inner_one_fastest) {
   EXPECT_EQ(item(Stage::kOSum, 0, 17), std::pair(2, 1));        // two groups of four chunks of 256 columns
   EXPECT_EQ(item(Stage::kExpertAct, 0, 13), std::pair(1, 6));   // six slots, the shared expert behind them
   EXPECT_EQ(item(Stage::kExpertAct, 40, 13), std::pair(1, 6));  // the draft keeps the places of the backbone
-  EXPECT_EQ(item(Stage::kAttend, 0, 17), std::pair(1, 1));
-  EXPECT_EQ(item(Stage::kAttend, 40, 10), std::pair(1, 0));  // the draft has 2 x 5 rows
+  EXPECT_EQ(item(Stage::kAttend, 0, 17), std::pair(1, 1));      // two groups, one part
+  EXPECT_EQ(item(Stage::kAttend, 2, 79), std::pair(4, 15));     // the first group's third part of five
+  EXPECT_EQ(item(Stage::kAttend, 40, 30), std::pair(3, 0));     // the draft has 2 x 5 rows and two parts
+  EXPECT_EQ(item(Stage::kAttnMerge, 0, 17), std::pair(1, 1));
   EXPECT_EQ(item(Stage::kContextNew, -1, 33), std::pair(2, 1));
   EXPECT_EQ(item(Stage::kIndexScore, 20, 17), std::pair(1, 1));  // 4096 groups in chunks of 256
   EXPECT_EQ(item(Stage::kVerdict, -1, 1), std::pair(1, 0));

@@ -76,8 +76,8 @@ TEST(Program, flash_holds_each_layer_head_verdict_and_draft_once) {
   const model::Geometry geometry = geometry_named("flash");
   const Program program = build_program(geometry);
   for (const Stage stage : {Stage::kFold, Stage::kAttnMix, Stage::kAttnIn, Stage::kQNorm, Stage::kQProj, Stage::kKvNew,
-                            Stage::kAttend, Stage::kWoA, Stage::kOSum, Stage::kWoB, Stage::kFfnFold, Stage::kFfnMix,
-                            Stage::kFfnIn, Stage::kExpertUp, Stage::kExpertAct, Stage::kExpertDown}) {
+                            Stage::kAttend, Stage::kAttnMerge, Stage::kWoA, Stage::kOSum, Stage::kWoB, Stage::kFfnFold,
+                            Stage::kFfnMix, Stage::kFfnIn, Stage::kExpertUp, Stage::kExpertAct, Stage::kExpertDown}) {
     EXPECT_EQ(count(program, stage), 43) << decl(stage).name;
   }
   EXPECT_EQ(count(program, Stage::kEngramRows), 2);
@@ -91,7 +91,7 @@ TEST(Program, flash_holds_each_layer_head_verdict_and_draft_once) {
   EXPECT_EQ(count(program, Stage::kVerdict), 1);
   EXPECT_EQ(count(program, Stage::kMarkov), 5);
   EXPECT_EQ(count(program, Stage::kDraftOut), 1);
-  EXPECT_EQ(program.calls.size(), 725u);
+  EXPECT_EQ(program.calls.size(), 768u);
 }
 
 TEST(Program, every_engram_look_up_is_asked_for_before_the_first_is_awaited) {

@@ -117,18 +117,18 @@ TEST(TimeModel, the_markov_head_is_read_once_a_draft_position) {
   EXPECT_EQ(bytes, 5 * (129280 / 4 * 256 * 2 + 256 * 2));
 }
 
-TEST(Handoffs, a_plain_layer_has_eleven_and_two) {
+TEST(Handoffs, a_plain_layer_has_twelve_and_two) {
   const Layout four = flash_step(4, 1);
-  EXPECT_EQ(handoffs_of_layer(four, 0), (Handoffs{11, 2}));   // window
-  EXPECT_EQ(handoffs_of_layer(four, 21), (Handoffs{11, 2}));  // reuse
-  EXPECT_EQ(handoffs_of_layer(four, 41), (Handoffs{11, 2}));  // draft
-  EXPECT_EQ(handoffs_of_layer(four, 8), (Handoffs{13, 2}));   // full
-  EXPECT_EQ(handoffs_of_layer(four, 24), (Handoffs{13, 2}));  // reindex
-  EXPECT_EQ(handoffs_of_layer(four, 1), (Handoffs{12, 2}));   // Engram
-  EXPECT_EQ(handoffs_of_layer(four, 14), (Handoffs{14, 2}));  // Engram and full
+  EXPECT_EQ(handoffs_of_layer(four, 0), (Handoffs{12, 2}));   // window
+  EXPECT_EQ(handoffs_of_layer(four, 21), (Handoffs{12, 2}));  // reuse
+  EXPECT_EQ(handoffs_of_layer(four, 41), (Handoffs{12, 2}));  // draft
+  EXPECT_EQ(handoffs_of_layer(four, 8), (Handoffs{14, 2}));   // full
+  EXPECT_EQ(handoffs_of_layer(four, 24), (Handoffs{14, 2}));  // reindex
+  EXPECT_EQ(handoffs_of_layer(four, 1), (Handoffs{13, 2}));   // Engram
+  EXPECT_EQ(handoffs_of_layer(four, 14), (Handoffs{15, 2}));  // Engram and full
 }
 
-TEST(Handoffs, one_rank_has_none_across_ranks) { EXPECT_EQ(handoffs_of_layer(flash_step(1, 1), 0), (Handoffs{13, 0})); }
+TEST(Handoffs, one_rank_has_none_across_ranks) { EXPECT_EQ(handoffs_of_layer(flash_step(1, 1), 0), (Handoffs{14, 0})); }
 
 }  // namespace
 }  // namespace monostep::program

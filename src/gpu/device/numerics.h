@@ -107,17 +107,20 @@ inline void norm_row(const Cta& cta, float* values, int width, uint64_t weight, 
 
 inline constexpr int kRopePairs = constants::kRopeDim / 2;
 
-MONOSTEP_NOINLINE inline void fill_angles(uint64_t frequencies, int position, CosSin* angles) {
-  for (int pair = thread_idx(); pair < kRopePairs; pair += kConsumers) {
-    const uint32_t frequency = load_constant(reinterpret_cast<const uint32_t*>(frequencies) + pair);
-    angles[pair] = rope_angle(position, std::bit_cast<float>(frequency));
-  }
+MONOSTEP_NOINLINE inline CosSin angle_at(uint64_t frequencies, int position, int pair) {
+  const uint32_t frequency = load_constant(reinterpret_cast<const uint32_t*>(frequencies) + pair);
+  return rope_angle(position, std::bit_cast<float>(frequency));
 }
 
-// cos and sin of a position for every pair of the rope tail, [kRopePairs]; ratio-0 and draft layers take the base
-// frequencies, the others YaRN's. Needs a barrier behind it.
+// cos and sin of a position for a pair of the rope tail; ratio-0 and draft layers take the base frequencies, the others
+// YaRN's.
+inline CosSin rope_angle_of(const Cta& cta, int ratio, int position, int pair) {
+  return angle_at(cta.params.rope + (ratio == 0 ? 0 : kRopePairs * sizeof(float)), position, pair);
+}
+// Of every pair, [kRopePairs]. Needs a barrier behind it.
 inline void load_angles(const Cta& cta, int ratio, int position, CosSin* angles) {
-  fill_angles(cta.params.rope + (ratio == 0 ? 0 : kRopePairs * sizeof(float)), position, angles);
+  for (int pair = cta.thread; pair < kRopePairs; pair += kConsumers)
+    angles[pair] = rope_angle_of(cta, ratio, position, pair);
 }
 
 inline void rotate_pair(float& a, float& b, float cosine, float sine) {
@@ -287,13 +290,18 @@ inline uint8_t* page_at(const Cta& cta, int request_idx, int position) {
       load_constant(table + int64_t{request_idx} * cta.params.max_pages + position / constants::kPageTokens);
   return reinterpret_cast<uint8_t*>(cta.params.pages) + int64_t{page} * constants::kPageBytes;
 }
+// Ratios are 1 and 2: divisors that are known cost no division.
+inline uint32_t group_in_page(int ratio, int group) {
+  const auto idx = static_cast<uint32_t>(group);
+  return ratio == 2 ? idx % (constants::kPageTokens / 2) : idx % constants::kPageTokens;
+}
 inline uint8_t* compressed_record(const Cta& cta, int request_idx, const CallRecord& record, int group) {
-  const int in_page = group % (constants::kPageTokens / record.ratio);
+  const uint32_t in_page = group_in_page(record.ratio, group);
   return page_at(cta, request_idx, group * record.ratio) + constants::kCompressedBegin[record.owner_idx] +
          int64_t{in_page} * constants::kCompressedRecord;
 }
 inline uint8_t* index_record(const Cta& cta, int request_idx, const CallRecord& record, int group) {
-  const int in_page = group % (constants::kPageTokens / record.ratio);
+  const uint32_t in_page = group_in_page(record.ratio, group);
   return page_at(cta, request_idx, group * record.ratio) + constants::kIndexKeyBegin[record.owner_idx] +
          int64_t{in_page} * constants::kIndexRecord;
 }

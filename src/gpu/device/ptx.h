@@ -105,6 +105,9 @@ inline Word4 load_constant(const Word4* p) {
   return v;
 }
 
+inline uint32_t load_constant(const uint8_t* p) { return __ldg(p); }
+inline void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 inline int atomic_add_shared(int* p, int value) { return atomicAdd(p, value); }
 inline void atomic_or_shared(uint32_t* p, uint32_t value) { atomicOr(p, value); }
 
@@ -179,6 +182,12 @@ inline void f16x2_to_f32(uint32_t pair, float& low, float& high) {
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
       : "=f"(low), "=f"(high)
       : "r"(pair));
+}
+// 2^x within 2^-22.
+inline float exp2_approx(float x) {
+  float v;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
 }
 // Bytes of {high, low} by a four-nibble selector (prmt).
 inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {

@@ -6,8 +6,8 @@ namespace monostep::gpu {
 
 inline constexpr int kWarps = 8;  // consumer warps
 inline constexpr int kConsumers = kWarps * 32;
-inline constexpr int kThreads = kConsumers + 32;  // and one warp that streams the weights
-inline constexpr int kPlayedThreads = kThreads + 32;
+inline constexpr int kThreads = kConsumers + 32;      // and one warp that streams the weights
+inline constexpr int kPlayedThreads = kThreads + 32;  // and one that plays the peers, where they are played
 inline constexpr int kTile = 16;
 inline constexpr int kGroup = 32;
 inline constexpr int kPassRows = 8;  // rows of inputs of one MMA
@@ -44,13 +44,13 @@ constexpr int padded_words(int width, int wanted) {
 }
 
 // Attention: entries of a list that are unpacked together, heads that are worked on together, what both take, and the
-// list's entries.
+// entries of a part.
 inline constexpr int kListChunk = 64;
 inline constexpr int kHeadTile = 8;
 constexpr int attend_scratch(int head_dim, int rope_dim, int entries) {
   const int words = kListChunk * padded_words(head_dim, 2) + kHeadTile * padded_words(head_dim, 4) +
-                    kHeadTile * (2 * (kListChunk + 4) + kListChunk / 2 + 8 + 2) + rope_dim;
-  return words * 4 + (entries + 12) * 8;
+                    kHeadTile * (2 * (kListChunk + 4) + kListChunk / 2 + 8 + 1) + rope_dim;
+  return words * 4 + entries / 8 + (entries + 8) * 8;
 }
 
 // Index scores: the keys of a chunk of groups, and of each row that is scored with them its queries, head weights,

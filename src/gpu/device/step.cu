@@ -4,6 +4,7 @@
 #include "gpu/device/next_step.h"
 #include "gpu/device/peers.h"
 #include "gpu/device/stage_attend.h"
+#include "gpu/device/stage_attn_merge.h"
 #include "gpu/device/stage_engram_rows.h"
 #include "gpu/device/stage_ffn.h"
 #include "gpu/device/stage_finish.h"
@@ -63,6 +64,7 @@ inline int run_call(int stage, int call_idx) {
     case Stage::kIndexScore: return run<Stage::kIndexScore>(call_idx);
     case Stage::kIndexSelect: return run<Stage::kIndexSelect>(call_idx);
     case Stage::kAttend: return run<Stage::kAttend>(call_idx);
+    case Stage::kAttnMerge: return run<Stage::kAttnMerge>(call_idx);
     case Stage::kWoA: return run<Stage::kWoA>(call_idx);
     case Stage::kOSum: return run<Stage::kOSum>(call_idx);
     case Stage::kWoB: return run<Stage::kWoB>(call_idx);

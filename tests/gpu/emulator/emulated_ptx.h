@@ -5,6 +5,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -151,6 +152,7 @@ inline uint32_t atomic_cas_sys(uint32_t* p, uint32_t expected, uint32_t value) {
   return expected;
 }
 
+inline uint32_t load_constant(const uint8_t* p) { return *p; }
 inline uint32_t load_constant(const uint32_t* p) { return *p; }
 inline uint64_t load_constant(const uint64_t* p) { return *p; }
 struct alignas(16) Word4 {
@@ -210,6 +212,7 @@ inline void f16x2_to_f32(uint32_t pair, float& low, float& high) {
   low = emulator::f16_value(static_cast<uint16_t>(pair));
   high = emulator::f16_value(static_cast<uint16_t>(pair >> 16));
 }
+inline float exp2_approx(float x) { return std::exp2(x); }
 // Only the three low bits of each selector nibble are defined.
 inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
@@ -227,6 +230,7 @@ inline uint64_t global_nanoseconds() {
   return static_cast<uint64_t>(emulator::running.machine->emulated_nanoseconds());
 }
 inline long long clock_cycles() { return static_cast<long long>(2 * global_nanoseconds()); }
+inline void prefetch_l2(const void*) {}
 inline void sleep_nanoseconds(int) { emulator::running.machine->pause(emulator::Pause::kSleep, nullptr); }
 
 }  // namespace monostep::gpu
