@@ -30,6 +30,10 @@ class WatchedDevice : public EmulatedDevice {
     if (memory.ok()) mapped_.push_back(reinterpret_cast<const uint32_t*>(memory->host));
     return memory;
   }
+  void free_mapped(const MappedMemory& memory) override {
+    std::erase(mapped_, reinterpret_cast<const uint32_t*>(memory.host));
+    EmulatedDevice::free_mapped(memory);
+  }
   Status launch(Kernel kernel, const Launch& launch) override {
     (capturing_ ? num_captured : num_launches) += 1;
     if (fate == Fate::kRun) return EmulatedDevice::launch(kernel, launch);

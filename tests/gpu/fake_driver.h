@@ -2,10 +2,12 @@
 // for tests of CudaDevice without a GPU. One state for the process: a test starts with FakeDriver::reset().
 #pragma once
 
-#include <cstdlib>
+#include <cstddef>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/cuda_driver.h"
@@ -22,6 +24,7 @@ struct FakeDriver {
   LaunchAttribute launch_attribute = {};
   int params_bytes = 0;  // how many bytes launch_kernel copies
   int max_shared_bytes = 0;
+  std::map<void*, std::unique_ptr<std::byte[]>> memory;  // what is live, so that what is abandoned is no leak
 
   static FakeDriver& state() {
     static FakeDriver state;
@@ -39,6 +42,12 @@ struct FakeDriver {
     const DriverStatus status = answer(call);
     if (status == DriverStatus::kSuccess) state().num_live += change;
     return status;
+  }
+  static void* reserve(size_t num_bytes) {
+    auto bytes = std::make_unique<std::byte[]>(num_bytes);
+    void* const at = bytes.get();
+    state().memory.emplace(at, std::move(bytes));
+    return at;
   }
   template <typename Handle>
   static DriverStatus make(const char* call, Handle* handle) {
@@ -98,17 +107,17 @@ inline void fake_memory_calls(Driver& driver) {
   };
   driver.mem_alloc = [](uint64_t* memory, size_t num_bytes) {
     const DriverStatus status = F::answer("mem_alloc", 1);
-    if (status == DriverStatus::kSuccess) *memory = reinterpret_cast<uint64_t>(std::malloc(num_bytes));
+    if (status == DriverStatus::kSuccess) *memory = reinterpret_cast<uint64_t>(F::reserve(num_bytes));
     return status;
   };
   driver.mem_free = [](uint64_t memory) {
-    std::free(reinterpret_cast<void*>(memory));
+    F::state().memory.erase(reinterpret_cast<void*>(memory));
     return F::answer("mem_free", -1);
   };
   driver.mem_host_alloc = [](void** memory, size_t num_bytes, unsigned flags) {
     if (flags != (kHostAllocPortable | kHostAllocMapped)) return DriverStatus{1};
     const DriverStatus status = F::answer("mem_host_alloc", 1);
-    if (status == DriverStatus::kSuccess) *memory = std::malloc(num_bytes);
+    if (status == DriverStatus::kSuccess) *memory = F::reserve(num_bytes);
     return status;
   };
   driver.mem_host_get_device_pointer = [](uint64_t* device, void* host, unsigned) {
@@ -116,7 +125,7 @@ inline void fake_memory_calls(Driver& driver) {
     return F::answer("mem_host_get_device_pointer");
   };
   driver.mem_free_host = [](void* memory) {
-    std::free(memory);
+    F::state().memory.erase(memory);
     return F::answer("mem_free_host", -1);
   };
   driver.memcpy_to_device = [](uint64_t to, const void* from, size_t num_bytes, DriverStream) {
