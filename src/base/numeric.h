@@ -80,10 +80,10 @@ inline uint8_t e2m1_bits(float value) {
 // Eight e2m1 codes as the packed weights hold them: the low half of the word has the codes at even places, the high
 // half those at odd ones; in each half the magnitudes of the four codes lie at bits 9, 6, 3 and 0 and their signs at
 // bits 15, 12, 14 and 13. So every pair (even place, odd place) becomes two f16 numbers by shifts and masks alone, and
-// the first one by a mask (gpu/device/linear.h).
+// the first one by a mask (gpu/device/codes.h).
 inline constexpr int kSpreadMagnitude[4] = {9, 6, 3, 0};
 inline constexpr int kSpreadSign[4] = {15, 12, 14, 13};
-// From and to four bits a code, the first code lowest.
+// From four bits a code, the first code lowest.
 inline uint32_t spread_e2m1x8(uint32_t codes) {
   uint32_t word = 0;
   for (int pair = 0; pair < 4; ++pair) {
@@ -91,15 +91,6 @@ inline uint32_t spread_e2m1x8(uint32_t codes) {
     word |= (both & 0x00070007u) << kSpreadMagnitude[pair] | (both & 0x00080008u) << (kSpreadSign[pair] - 3);
   }
   return word;
-}
-inline uint32_t gather_e2m1x8(uint32_t word) {
-  uint32_t codes = 0;
-  for (int pair = 0; pair < 4; ++pair) {
-    const uint32_t both =
-        (word >> kSpreadMagnitude[pair] & 0x00070007u) | (word >> (kSpreadSign[pair] - 3) & 0x00080008u);
-    codes |= ((both & 0xfu) | (both >> 12 & 0xf0u)) << (8 * pair);
-  }
-  return codes;
 }
 
 // The smallest power of two that is at least t, for normal t > 0.

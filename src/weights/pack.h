@@ -1,7 +1,7 @@
 // Packs one rank's weights as the GPU streams them: the chunks of program/packing.h, filled straight from the maps of a
 // checkpoint. A byte that holds no weight (rows behind a tensor's last one, alignment) is zero, so what such a row
 // gives is exactly zero: its codes are, and only FP8 and BF16 tensors have such rows, whose scales are real ones of
-// their tile. Called by the packed cache and by the GPU backend at load.
+// their tile. Called by gpu/load_weights; pack_rank says what a whole packed file is and serves the tests.
 #pragma once
 
 #include <cstddef>

@@ -144,6 +144,17 @@ TEST(Numeric, activation_scale_keeps_every_group_within_e4m3) {
   }
 }
 
+// The inverse of spread_e2m1x8.
+uint32_t gather_e2m1x8(uint32_t word) {
+  uint32_t codes = 0;
+  for (int pair = 0; pair < 4; ++pair) {
+    const uint32_t both =
+        (word >> kSpreadMagnitude[pair] & 0x00070007u) | (word >> (kSpreadSign[pair] - 3) & 0x00080008u);
+    codes |= ((both & 0xfu) | (both >> 12 & 0xf0u)) << (8 * pair);
+  }
+  return codes;
+}
+
 TEST(Numeric, spread_codes_come_back_and_each_bit_has_its_own_place) {
   uint32_t all = 0;
   for (int bit = 0; bit < 32; ++bit) {
